@@ -1,0 +1,1 @@
+"""The plan language: parser, schema, resolver and formatter."""
