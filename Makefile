@@ -1,0 +1,34 @@
+# `make demo` runs the main job, `make test` the tests. Each sets up .venv on its first call and
+# reuses it afterwards. PYTHON chooses the interpreter, TORCH_INDEX another index for torch's wheel.
+PYTHON ?= python3
+VENV   := .venv
+READY  := $(VENV)/.installed
+BIN    := $(VENV)/bin
+
+export OMP_NUM_THREADS := 1
+export TORCH_INDEX
+
+.PHONY: demo test lint format clean
+
+demo: $(READY)
+	$(BIN)/python examples/gpt/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build/types/autoshard
+	@ln -sfn $(CURDIR)/autoshard/* $(CURDIR)/passes $(CURDIR)/dsl build/types/autoshard/
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info autoshard/*.so
+
+$(READY): pyproject.toml constraints.txt .ci/environment.py $(wildcard setup.py csrc/*)
+	$(PYTHON) .ci/environment.py $(VENV)
