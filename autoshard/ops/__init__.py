@@ -1,0 +1,1 @@
+"""Operators of our own: schema, fake, autograd and kernels, one family a file."""
