@@ -1,0 +1,1 @@
+"""Passes, their contracts, the pass manager and ``compile_program``."""

@@ -1,0 +1,1 @@
+"""The intermediate representation: typed fx graphs, the parameter table and the Program."""

@@ -1,0 +1,49 @@
+"""The one metadata record on a node, read by ``info(node)`` and written by the Rewriter only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.fx import Node
+
+from autoshard.ir.placement import REPLICATE, Placement
+from autoshard.source import Span
+
+KEY = "autoshard"
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """Where a node comes from and how its value lies over the mesh."""
+
+    path: str = ""  # module path in the user's model, "" at its root
+    source: str = ""  # user line: "model.py:42: x = self.fc(x)"
+    phase: str = "F"  # "F" forward, "B" backward
+    placements: Mapping[str, Placement] = field(default_factory=dict)  # absent axis: Replicate
+    span: Span | None = None  # the plan line that caused the last change
+    passes: tuple[str, ...] = ()  # passes that made or changed the node, in order
+
+    def placement(self, axis: str) -> Placement:
+        """Return the placement over ``axis``; Replicate where none is recorded."""
+        return self.placements.get(axis, REPLICATE)
+
+    def on(self, axis: str, placement: Placement) -> NodeInfo:
+        """Return a copy that is placed so over ``axis``."""
+        return replace(self, placements={**self.placements, axis: placement})
+
+
+def info(node: Node) -> NodeInfo:
+    """Return the node's record; an empty one when it has none."""
+    return node.meta.get(KEY) or NodeInfo()
+
+
+def set_info(node: Node, record: NodeInfo) -> None:
+    """Write the node's record. For capture, lowering and the Rewriter."""
+    node.meta[KEY] = record
+
+
+def val(node: Node) -> torch.Tensor:
+    """Return the node's fake tensor (shape, dtype, device); raises KeyError when it has none."""
+    return node.meta["val"]

@@ -1,0 +1,93 @@
+"""Parameters described, not held: global shape, placement, storage, home stages, tied names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from autoshard.ir.placement import Placements, Shard, local_shape
+from autoshard.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The rank stores its whole local parameter, in a flat buffer of its own bucket."""
+
+    bucket: str = ""
+    offset: int = 0  # elements
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The bucket is cut in equal 1-D shards over ``axis``; the parameter lies at ``offset``."""
+
+    bucket: str
+    offset: int  # elements from the start of the gathered bucket
+    length: int  # elements
+    axis: str = "dp"
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter or buffer of the model, whatever the number of names it is tied to."""
+
+    fqn: str  # the canonical (first) name
+    shape: tuple[int, ...]  # global, as in the user's model
+    dtype: torch.dtype
+    requires_grad: bool = True
+    is_buffer: bool = False
+    persistent: bool = True  # buffers: in the state dict; lifted constants are not
+    aliases: tuple[str, ...] = ()  # further names of the same tensor
+    padded: tuple[int, ...] | None = None  # shape after `pad=`, None when nothing is padded
+    placements: Placements = field(default_factory=dict)
+    homes: tuple[int, ...] = ()  # stages that use it; the first one owns it
+    storage: Whole | Flat = Whole()
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Return the global shape including padding."""
+        return self.padded or self.shape
+
+    def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        """Return the shape of the tensor-parallel shard that one rank computes with."""
+        return local_shape(self.whole_shape, self.placements, mesh)
+
+    def is_sharded(self, axis: str) -> bool:
+        """Tell whether the ranks of ``axis`` compute with different parts."""
+        return isinstance(self.placements.get(axis), Shard)
+
+
+class ParamTable:
+    """An ordered map from fully qualified name to ParamSpec; tied names lead to one spec."""
+
+    def __init__(self, specs: tuple[ParamSpec, ...] = ()) -> None:
+        self._specs = {spec.fqn: spec for spec in specs}
+        self._canonical = {name: s.fqn for s in specs for name in (s.fqn, *s.aliases)}
+
+    def __iter__(self) -> Iterator[ParamSpec]:
+        return iter(self._specs.values())
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._canonical
+
+    def __getitem__(self, name: str) -> ParamSpec:
+        return self._specs[self._canonical[name]]
+
+    def update(self, name: str, **changes: object) -> ParamSpec:
+        """Replace fields of the spec that ``name`` leads to and return the new spec."""
+        spec = replace(self[name], **changes)
+        self._specs[spec.fqn] = spec
+        return spec
+
+    def trainable(self) -> tuple[ParamSpec, ...]:
+        """Return the parameters that get a gradient."""
+        return tuple(s for s in self if s.requires_grad and not s.is_buffer)
+
+    def clone(self) -> ParamTable:
+        """Return an independent table of the same specs."""
+        return ParamTable(tuple(self))

@@ -1,0 +1,108 @@
+"""Program: the one mutable artifact that is rewritten, inspected, verified, simulated and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import torch
+
+from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.params import ParamTable
+from autoshard.mesh import Mesh
+from autoshard.schedule import Schedule
+
+PHASES = ("F", "I", "W", "U", "R")  # forward, input gradient, weight gradient, unshard, reduce
+
+
+class Level(IntEnum):
+    """How far a program has come down."""
+
+    FORWARD = 1  # one typed forward graph, or one forward graph per stage
+    JOINT = 2  # per stage: joint graph, then its phases
+    SCHEDULE = 3  # per rank: a list of actions
+
+
+@dataclass(frozen=True)
+class BatchLeaf:
+    """One leaf of the micro-batch; ``is_split`` leaves are cut on dim 0 into micro-batches."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_split: bool = True
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters of one stage that are stored, gathered and reduced as one flat buffer."""
+
+    name: str  # "s0.transformer.h.0"
+    stage: int
+    fqns: tuple[str, ...]
+    length: int  # elements, padded to a multiple of the axis size
+    dtype: torch.dtype
+    axis: str | None  # "dp" when cut in shards, None when every rank keeps all of it
+    tied_stages: tuple[int, ...] = ()  # all home stages when its parameters are tied over stages
+
+
+@dataclass
+class Stage:
+    """One pipeline stage: its forward graph, then its joint graph, then its phase graphs."""
+
+    index: int
+    forward: GraphFunction
+    joint: GraphFunction | None = None
+    phases: dict[str, GraphFunction] = field(default_factory=dict)  # keys from PHASES
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """What one pass did: counts before and after, seconds, number of remarks."""
+
+    pass_text: str
+    nodes: int
+    collectives: dict[str, int]
+    seconds: float
+    remarks: int
+
+
+@dataclass
+class Program:
+    """Graphs + ParamTable + Schedule for one model under one plan, and how it came to be."""
+
+    mesh: Mesh
+    params: ParamTable
+    leaves: tuple[BatchLeaf, ...]
+    training: bool
+    num_microbatches: int = 1
+    forward: GraphFunction | None = None  # until cut-stages
+    prelude: GraphFunction | None = None  # batch leaves of one micro-batch -> COUNT outputs
+    stages: list[Stage] = field(default_factory=list)
+    buckets: tuple[Bucket, ...] = ()
+    schedule: Schedule | None = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    level: Level = Level.FORWARD
+    holds: set[str] = field(default_factory=set)  # names of the invariants that hold
+    journal: list[JournalEntry] = field(default_factory=list)
+
+    def functions(self) -> Iterator[tuple[str, GraphFunction]]:
+        """Yield the program's current graphs with their names: "forward", "stage0.F" ..."""
+        if self.prelude is not None:
+            yield "prelude", self.prelude
+        if self.forward is not None:
+            yield "forward", self.forward
+        for stage in self.stages:
+            yield from self._stage_functions(stage)
+
+    @staticmethod
+    def _stage_functions(stage: Stage) -> Iterator[tuple[str, GraphFunction]]:
+        prefix = f"stage{stage.index}"
+        if stage.phases:
+            for phase, function in stage.phases.items():
+                yield f"{prefix}.{phase}", function
+        elif stage.joint is not None:
+            yield f"{prefix}.joint", stage.joint
+        else:
+            yield f"{prefix}.forward", stage.forward

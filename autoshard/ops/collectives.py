@@ -1,0 +1,228 @@
+"""Collectives as functional graph nodes. Each is one node that names its dim and its mesh axis.
+
+Transposes (what autograd puts in the backward graph), with R replicated, S shard, P partial:
+
+=================  =========  ==========================================================
+op                 placement  cotangent
+=================  =========  ==========================================================
+copy_to            R -> R     P -> R: all_reduce (the use is sharded, so its cotangent is partial)
+all_reduce         P -> R     R -> R: identity
+all_gather         S -> R     R -> S: shard; with ``reduce_grad`` P -> S: reduce_scatter
+reduce_scatter     P -> S     S -> R: all_gather
+shard              R -> S     S -> R: all_gather
+=================  =========  ==========================================================
+
+``blocks`` are the global block sizes along ``dim`` (see ``ir.placement.Shard``); empty means one.
+``size`` is the number of ranks along ``axis``: shapes then follow from the arguments alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from autoshard.ops.library import Traffic, define
+
+
+def _nbytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def _scaled(x: torch.Tensor, dim: int, num: int, den: int) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[dim] = shape[dim] * num // den
+    return x.new_empty(shape)
+
+
+def pack_blocks(x: torch.Tensor, dim: int, blocks: list[int], size: int) -> torch.Tensor:
+    """Return a whole ``x`` cut for ``size`` ranks and stacked: (size, *local shape)."""
+    blocks = blocks or [x.shape[dim]]
+    if len(set(blocks)) == 1:
+        step = blocks[0] // size
+        wide = x.unflatten(dim, (len(blocks), size, step)).movedim(dim + 1, 0)
+        return wide.flatten(dim + 1, dim + 2).contiguous()
+    per_block = [block.unflatten(dim, (size, -1)) for block in x.split(blocks, dim)]
+    return torch.cat(per_block, dim + 1).movedim(dim, 0).contiguous()
+
+
+def unpack_blocks(parts: torch.Tensor, dim: int, blocks: list[int]) -> torch.Tensor:
+    """Return the whole value from ``parts`` (size, *local shape): inverse of ``pack_blocks``."""
+    size = parts.shape[0]
+    if len(blocks) > 1 and len(set(blocks)) > 1:
+        pieces = parts.split([block // size for block in blocks], dim + 1)
+        return torch.cat([p.movedim(0, dim).flatten(dim, dim + 1) for p in pieces], dim)
+    count = max(len(blocks), 1)
+    wide = parts.unflatten(dim + 1, (count, parts.shape[dim + 1] // count))
+    return wide.movedim(0, dim + 1).flatten(dim, dim + 2)
+
+
+# copy_to -------------------------------------------------------------------------------------
+def _copy_to_backward(ctx, grad):
+    return all_reduce(grad, ctx.axis), None
+
+
+def _save_axis(ctx, inputs, output):
+    ctx.axis = inputs[1]
+
+
+copy_to = define(
+    "copy_to(Tensor x, str axis) -> Tensor",
+    fake=lambda x, axis: torch.empty_like(x),
+    run=lambda comm, x, axis: x,
+    backward=_copy_to_backward,
+    setup=_save_axis,
+)
+
+# all_reduce ----------------------------------------------------------------------------------
+all_reduce = define(
+    "all_reduce(Tensor x, str axis) -> Tensor",
+    fake=lambda x, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
+    run=lambda comm, x, axis: comm.all_reduce_start(x, axis).wait(),
+    backward=lambda ctx, grad: (grad, None),
+    setup=lambda ctx, inputs, output: None,
+    traffic=lambda x, axis: (Traffic("all_reduce", axis, _nbytes(x)),),
+)
+
+
+# all_gather ----------------------------------------------------------------------------------
+def _run_all_gather(comm, x, dim, blocks, axis, size, reduce_grad):
+    return unpack_blocks(comm.all_gather_start(x.contiguous(), axis).wait(), dim, blocks)
+
+
+def _save_shard(ctx, inputs, output):
+    ctx.dim, ctx.blocks, ctx.axis, ctx.size = inputs[1:5]
+    ctx.reduce_grad = inputs[5] if len(inputs) > 5 else False
+
+
+def _all_gather_backward(ctx, grad):
+    op = reduce_scatter if ctx.reduce_grad else shard
+    return op(grad, ctx.dim, ctx.blocks, ctx.axis, ctx.size), None, None, None, None, None
+
+
+all_gather = define(
+    "all_gather(Tensor x, int dim, int[] blocks, str axis, int size, bool reduce_grad=False)"
+    " -> Tensor",
+    fake=lambda x, dim, blocks, axis, size, reduce_grad=False: _scaled(x, dim, size, 1),
+    run=_run_all_gather,
+    backward=_all_gather_backward,
+    setup=_save_shard,
+    traffic=lambda x, dim, blocks, axis, *rest: (Traffic("all_gather", axis, _nbytes(x)),),
+)
+
+
+# reduce_scatter ------------------------------------------------------------------------------
+def _gather_backward(ctx, grad):
+    return all_gather(grad, ctx.dim, ctx.blocks, ctx.axis, ctx.size), None, None, None, None
+
+
+def _run_reduce_scatter(comm, x, dim, blocks, axis, size):
+    return comm.reduce_scatter_start(pack_blocks(x, dim, blocks, size), axis).wait()
+
+
+reduce_scatter = define(
+    "reduce_scatter(Tensor x, int dim, int[] blocks, str axis, int size) -> Tensor",
+    fake=lambda x, dim, blocks, axis, size: _scaled(x, dim, 1, size),
+    run=_run_reduce_scatter,
+    backward=_gather_backward,
+    setup=_save_shard,
+    traffic=lambda x, dim, blocks, axis, size: (Traffic("reduce_scatter", axis, _nbytes(x)),),
+)
+
+
+# shard ---------------------------------------------------------------------------------------
+def _run_shard(comm, x, dim, blocks, axis, size):
+    return pack_blocks(x, dim, blocks, size)[comm.index(axis)]
+
+
+shard = define(
+    "shard(Tensor x, int dim, int[] blocks, str axis, int size) -> Tensor",
+    fake=lambda x, dim, blocks, axis, size: _scaled(x, dim, 1, size),
+    run=_run_shard,
+    backward=_gather_backward,
+    setup=_save_shard,
+)
+
+# start and wait halves, made by split-collectives ---------------------------------------------
+# A start returns a fake of the *result's* shape; only `wait` may read it.
+all_reduce_start = define(
+    "all_reduce_start(Tensor x, str axis) -> Tensor",
+    fake=lambda x, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
+    run=lambda comm, x, axis: comm.all_reduce_start(x, axis),
+    traffic=lambda x, axis: (Traffic("all_reduce", axis, _nbytes(x)),),
+)
+
+
+class _Mapped:
+    """A Work whose result is put in order after the wait."""
+
+    def __init__(self, work, finish) -> None:
+        self._work, self._finish = work, finish
+
+    def wait(self) -> torch.Tensor:
+        return self._finish(self._work.wait())
+
+
+def _run_all_gather_start(comm, x, dim, blocks, axis, size):
+    work = comm.all_gather_start(x.contiguous(), axis)
+    return _Mapped(work, lambda parts: unpack_blocks(parts, dim, blocks))
+
+
+all_gather_start = define(
+    "all_gather_start(Tensor x, int dim, int[] blocks, str axis, int size) -> Tensor",
+    fake=lambda x, dim, blocks, axis, size: _scaled(x, dim, size, 1),
+    run=_run_all_gather_start,
+    traffic=lambda x, dim, blocks, axis, size: (Traffic("all_gather", axis, _nbytes(x)),),
+)
+
+reduce_scatter_start = define(
+    "reduce_scatter_start(Tensor x, int dim, int[] blocks, str axis, int size) -> Tensor",
+    fake=lambda x, dim, blocks, axis, size: _scaled(x, dim, 1, size),
+    run=lambda comm, x, dim, blocks, axis, size: comm.reduce_scatter_start(
+        pack_blocks(x, dim, blocks, size), axis
+    ),
+    traffic=lambda x, dim, blocks, axis, size: (Traffic("reduce_scatter", axis, _nbytes(x)),),
+)
+
+wait = define(
+    "wait(Tensor started) -> Tensor",
+    fake=lambda started: torch.empty_like(started),
+    run=lambda comm, started: started.wait(),
+)
+
+
+# Tied parameters of several stages -------------------------------------------------------------
+tied_all_reduce = define(
+    "tied_all_reduce(Tensor x, str axis, int[] members) -> Tensor",
+    fake=lambda x, axis, members: torch.empty_like(x),
+    run=lambda comm, x, axis, members: comm.all_reduce_start(x, axis, members=members).wait(),
+    traffic=lambda x, axis, members: (Traffic("all_reduce", axis, _nbytes(x)),),
+)
+
+
+# Flat buckets ----------------------------------------------------------------------------------
+def _run_pack(comm, values, length):
+    flat = values[0].new_zeros(length)
+    offset = 0
+    for value in values:
+        flat[offset : offset + value.numel()].copy_(value.reshape(-1))
+        offset += value.numel()
+    return flat
+
+
+pack = define(
+    "pack(Tensor[] values, int length) -> Tensor",
+    fake=lambda values, length: values[0].new_empty(length),
+    run=_run_pack,
+)
+
+
+def _run_view_at(comm, flat, offset, shape):
+    return flat[offset : offset + math.prod(shape)].view(shape)
+
+
+view_at = define(
+    "view_at(Tensor flat, int offset, int[] shape) -> Tensor",
+    fake=lambda flat, offset, shape: flat.new_empty(shape),
+    run=_run_view_at,
+)

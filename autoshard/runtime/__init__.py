@@ -1,0 +1,1 @@
+"""Run a linked Program on one rank: communicators, generated code, storage, the engine."""

@@ -1,0 +1,1 @@
+"""For pass authors: lock step, reference programs, tiny models."""
