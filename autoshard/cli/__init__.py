@@ -44,12 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_bug(error, args.debug)
 
 
-def add_common(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the options that every command has."""
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
-
-
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser; only the command that is called is imported to add its own options."""
     parser = argparse.ArgumentParser(

@@ -2,13 +2,12 @@
 
 import argparse
 
+from autoshard.cli.common import add_common
 from autoshard.diagnostics import AutoshardError
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command."""
-    from autoshard.cli import add_common
-
     parser = add_common(subparsers.add_parser("explain", help="print the page of an error code"))
     parser.add_argument("code", help="an error code, such as AS304")
     parser.set_defaults(run=run)
