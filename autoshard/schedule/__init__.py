@@ -1,0 +1,23 @@
+"""Schedules of pipeline parallelism as data: made, lowered, validated, proved and simulated.
+
+Everything here is free of torch and uses the standard library only.
+"""
+
+from autoshard.schedule.action import Action, Kind
+from autoshard.schedule.costs import Costs
+from autoshard.schedule.lower import lower_schedule
+from autoshard.schedule.make import SCHEDULES, make_schedule
+from autoshard.schedule.schedule import Schedule
+from autoshard.schedule.validate import find_problems, validate_schedule
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Costs",
+    "Kind",
+    "Schedule",
+    "find_problems",
+    "lower_schedule",
+    "make_schedule",
+    "validate_schedule",
+]
