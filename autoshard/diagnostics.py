@@ -1,7 +1,7 @@
 """What goes wrong and how it is told: diagnostics, errors, remarks and the caret format."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
@@ -78,7 +78,16 @@ class AutoshardError(Exception):
             self.diagnostics: tuple[Diagnostic, ...] = (one,)
         else:
             self.diagnostics = tuple(message)
-        super().__init__("\n\n".join(render(d) for d in self.diagnostics))
+        super().__init__(message if isinstance(message, str) else "")
+
+    def __str__(self) -> str:
+        """Return all diagnostics in the caret format."""
+        return "\n\n".join(render(d) for d in self.diagnostics)
+
+    def add_note(self, text: str) -> None:
+        """Add context to the last diagnostic; the message itself stays as it was raised."""
+        *rest, last = self.diagnostics
+        self.diagnostics = (*rest, replace(last, notes=(*last.notes, text)))
 
     @property
     def code(self) -> str:
