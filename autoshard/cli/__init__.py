@@ -18,6 +18,7 @@ from autoshard.diagnostics import AutoshardError
 COMMANDS = {
     "plan": "check, format, show and draft plan files",
     "explain": "print the page of an error code",
+    "simulate": "print the grid, bubbles and memory of a pipeline schedule",
 }
 USAGE_ERROR = 2
 OUR_ERROR = 3

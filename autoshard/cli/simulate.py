@@ -1,0 +1,126 @@
+"""`autoshard simulate`: the grid, the bubbles and the memory of a pipeline schedule."""
+
+import argparse
+import json
+from pathlib import Path
+
+from autoshard.cli.common import add_common
+from autoshard.diagnostics import AutoshardError, ScheduleError
+from autoshard.schedule import SCHEDULES, Costs, Schedule, make_schedule, validate_schedule
+from autoshard.schedule.costs import UNIT, parse_costs
+from autoshard.schedule.render import chrome_trace, render_grid
+from autoshard.schedule.simulate import Simulation, simulate
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command."""
+    text = "print the grid, bubbles and memory of a pipeline schedule"
+    parser = add_common(subparsers.add_parser("simulate", help=text, description=text))
+    names = f"{', '.join(SCHEDULES)}; or FILE.csv in torch's form"
+    parser.add_argument("--schedule", metavar="NAME", required=True, help=names)
+    parser.add_argument("--stages", type=int, metavar="P", help="number of pipeline ranks")
+    parser.add_argument("--microbatches", type=int, metavar="M")
+    parser.add_argument("--virtual", type=int, metavar="V", help="stages a rank holds")
+    parser.add_argument("--in-flight", type=int, metavar="N", help="most microbatches a rank holds")
+    parser.add_argument("--cost", metavar="F,I,W,SEND", help="times per stage (default 1,1,1,0)")
+    parser.add_argument("--csv", metavar="FILE", help="write the schedule in torch's CSV form")
+    parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace (Perfetto opens it)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, print, and write the files asked for."""
+    costs = parse_costs(args.cost) if args.cost else UNIT
+    schedule = _schedule(args, costs)
+    simulation = simulate(schedule, costs)
+    if args.csv:
+        _write(args.csv, schedule.to_csv())
+    if args.trace:
+        _write(args.trace, json.dumps(chrome_trace(simulation)))
+    print(json.dumps(_facts(simulation)) if args.json else _text(simulation))
+    return 0
+
+
+def _schedule(args: argparse.Namespace, costs: Costs) -> Schedule:
+    if args.schedule.endswith(".csv"):
+        _refuse_beside_file(args)
+        schedule = Schedule.from_csv(_read(args.schedule), Path(args.schedule).stem)
+        validate_schedule(schedule, accumulation="any")
+        return schedule
+    if args.schedule in SCHEDULES and None in (args.stages, args.microbatches):
+        raise ScheduleError(
+            f"{args.schedule} needs its numbers",
+            help="add --stages P (pipeline ranks) and --microbatches M",
+        )
+    return make_schedule(
+        args.schedule,
+        num_ranks=args.stages,
+        num_microbatches=args.microbatches,
+        virtual_stages=args.virtual,
+        max_in_flight=args.in_flight,
+        costs=costs,
+    )
+
+
+def _refuse_beside_file(args: argparse.Namespace) -> None:
+    options = ("stages", "microbatches", "virtual", "in_flight")
+    given = [f"--{word.replace('_', '-')}" for word in options if getattr(args, word) is not None]
+    if given:
+        raise ScheduleError(f"{given[0]} can't change a schedule that is read from a file")
+
+
+def _facts(simulation: Simulation) -> dict[str, object]:
+    schedule, costs = simulation.schedule, simulation.costs
+    return {
+        "schedule": schedule.name,
+        "ranks": schedule.num_ranks,
+        "virtual_stages": schedule.virtual_stages,
+        "microbatches": schedule.num_microbatches,
+        "cost": {word: float(getattr(costs, word)) for word in ("F", "I", "W", "send")},
+        "step_bubble": float(simulation.step_bubble),
+        "span_bubble": float(simulation.span_bubble),
+        "step_time": float(simulation.step_time),
+        "peak_activations": list(simulation.peak_in_flight()),
+        "peak_activations_to_input_gradient": list(simulation.peak_in_flight("input")),
+        "critical_path": [str(timed.action) for timed in simulation.critical_path()],
+    }
+
+
+def _text(simulation: Simulation) -> str:
+    schedule, costs = simulation.schedule, simulation.costs
+    stages = f"{schedule.virtual_stages} stage{'s' if schedule.virtual_stages > 1 else ''}"
+    return "\n".join(
+        [
+            f"{schedule.name}: {schedule.num_ranks} ranks x {stages}, "
+            f"{schedule.num_microbatches} microbatches, "
+            f"costs F {costs.F}, I {costs.I}, W {costs.W}, send {costs.send}",
+            f"  step bubble  {float(simulation.step_bubble):6.1%}   idle share of a step that "
+            "ends on all ranks at once",
+            f"  span bubble  {float(simulation.span_bubble):6.1%}   idle share from a rank's own "
+            "first to last action",
+            f"  activations in flight, most per rank: {_numbers(simulation.peak_in_flight())}",
+            f"    counted to the input gradient only:  "
+            f"{_numbers(simulation.peak_in_flight('input'))}",
+            "",
+            render_grid(simulation),
+        ]
+    )
+
+
+def _numbers(values: tuple[int, ...]) -> str:
+    return " ".join(str(value) for value in values)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise AutoshardError(f"can't read '{path}': {error.strerror}") from error
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise AutoshardError(f"can't write '{path}': {error.strerror}") from error

@@ -1,0 +1,69 @@
+"""`autoshard simulate` on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoshard.cli import main
+from autoshard.schedule import SCHEDULES
+
+SMALL = ["--stages", "4", "--microbatches", "8"]
+
+
+def test_the_text_names_both_bubbles(capsys) -> None:
+    assert main(["simulate", "--schedule", "1f1b", *SMALL]) == 0
+    text = capsys.readouterr().out
+    assert "step bubble   27.3%" in text and "span bubble   27.3%" in text
+    assert "most per rank: 4 3 2 1" in text
+    assert "rank 0  0123......aa4bb5cc6dd7ee.ff.gg.hh" in text
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_json_has_the_bubbles_and_the_peaks(name, capsys) -> None:
+    assert main(["simulate", "--schedule", name, *SMALL, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert 0 <= facts["span_bubble"] <= facts["step_bubble"] < 1
+    assert len(facts["peak_activations"]) == facts["ranks"] == 4
+
+
+def test_a_csv_that_was_written_simulates_to_the_same_grid(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "mine.csv"
+    main(["simulate", "--schedule", "1f1b", *SMALL, "--csv", str(file)])
+    made = capsys.readouterr().out
+    assert main(["simulate", "--schedule", str(file)]) == 0
+    assert capsys.readouterr().out == made.replace("1f1b:", "mine:")
+
+
+def test_a_trace_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    main(["simulate", "--schedule", "gpipe", *SMALL, "--trace", str(file)])
+    assert json.loads(file.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--schedule", "2f1b"], "no schedule '2f1b'"),
+        (["--schedule", "1f1b"], "1f1b needs its numbers"),
+        (["--schedule", "1f1b", *SMALL, "--virtual", "2"], "virtual_stages 1; got 2"),
+        (["--schedule", "1f1b", *SMALL, "--cost", "1,2"], "got 2 numbers in '1,2'"),
+        (["--schedule", "no.csv"], "can't read 'no.csv'"),
+        (["--schedule", "no.csv", "--stages", "2"], "--stages can't change a schedule"),
+        (["--schedule", "1f1b", *SMALL, "--trace", "/no/where"], "can't write '/no/where'"),
+    ],
+)
+def test_a_wrong_call_is_one_message_and_exit_code_1(words, message, capsys) -> None:
+    assert main(["simulate", *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_simulation_never_imports_torch() -> None:
+    code = (
+        "import sys; from autoshard.cli import main\n"
+        "main(['simulate', '--schedule', '1f1b', '--stages', '2', '--microbatches', '2'])\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
