@@ -1,0 +1,233 @@
+"""From torch's exported program to our GraphFunction: named ports, ties made one, no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from autoshard.compat import ExportedProgram, FakeTensorMode
+from autoshard.diagnostics import CaptureError
+from autoshard.ir.graph_function import (
+    BATCH,
+    BUFFER,
+    LOSS,
+    OUTPUT,
+    PARAM,
+    GraphFunction,
+    Port,
+)
+from autoshard.ir.node_info import NodeInfo, set_info
+from autoshard.ir.params import ParamTable
+from autoshard.ir.rewrite import legal_name
+from autoshard.ir.user_line import user_line
+
+MODEL = "model"  # the model's name inside the wrapper that is exported
+aten = torch.ops.aten
+
+# Nodes that only say what is already known.
+ERASED = (aten._assert_tensor_metadata.default, aten._assert_scalar.default)
+# Nodes that give their first argument: in a functional graph nobody can tell the copy apart.
+IDENTITY = (
+    aten.alias.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
+    aten.lift.default,
+    aten.detach_.default,
+)
+# One spelling: reshape works whatever the strides, so dropping a copy before it is safe.
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+@dataclass
+class Converted:
+    """The graph with its ports and the tensors that export lifted out of the code."""
+
+    function: GraphFunction
+    constants: dict[str, torch.Tensor]
+    mode: FakeTensorMode
+
+
+@dataclass
+class _Builder:
+    params: ParamTable
+    mode: FakeTensorMode
+    graph: Graph = field(default_factory=Graph)
+    nodes: dict[Node, Node] = field(default_factory=dict)
+    needs_grad: set[Node] = field(default_factory=set)
+    ports: list[Port] = field(default_factory=list)
+
+
+def convert(
+    exported: ExportedProgram,
+    params: ParamTable,
+    leaf_names: Sequence[str],
+    output_kind: str,
+    output_names: Sequence[str],
+) -> Converted:
+    """Return the exported (functional) program as a GraphFunction; see the module docstring."""
+    constants: dict[str, torch.Tensor] = {}
+    ports = _input_ports(exported, params, leaf_names, constants)
+    build = _Builder(params, _mode_of(exported.graph))
+    _add_placeholders(build, exported.graph, ports)
+    for node in exported.graph.nodes:
+        if node.op == "call_function":
+            _add_call(build, node)
+    outputs = _user_outputs(exported)
+    build.graph.output(tuple(map_arg(tuple(outputs), lambda n: build.nodes[n])))
+    kind = LOSS if output_kind == "loss" else OUTPUT
+    names = [""] if kind == LOSS else output_names
+    function = GraphFunction(
+        build.graph, tuple(build.ports), tuple(Port(kind, name) for name in names)
+    )
+    _sweep(function)
+    used = function.named(BUFFER)
+    kept = {name: value for name, value in constants.items() if name in used}
+    return Converted(function, kept, build.mode)
+
+
+def _input_ports(
+    exported: ExportedProgram,
+    params: ParamTable,
+    leaf_names: Sequence[str],
+    constants: dict[str, torch.Tensor],
+) -> dict[str, Port]:
+    """Return placeholder name -> port; fill ``constants`` with what was lifted."""
+    leaves = iter(leaf_names)
+    ports = {}
+    for spec in exported.graph_signature.input_specs:
+        name = spec.arg.name
+        if spec.kind is InputKind.PARAMETER:
+            ports[name] = Port(PARAM, params[_inside(spec.target)].fqn)
+        elif spec.kind is InputKind.BUFFER:
+            ports[name] = Port(BUFFER, params[_inside(spec.target)].fqn)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            port = Port(BUFFER, f"constant.{len(constants)}")
+            constants[port.name] = _constant(exported, spec.target)
+            ports[name] = port
+        elif spec.kind is InputKind.USER_INPUT:
+            ports[name] = Port(BATCH, next(leaves))
+        else:
+            kind = spec.kind.name.lower().replace("_", " ")
+            raise CaptureError(f"the model reads a {kind} '{spec.target}', which can't be captured")
+    return ports
+
+
+def _constant(exported: ExportedProgram, target: str) -> torch.Tensor:
+    value = exported.constants[target]
+    if value.requires_grad:
+        raise CaptureError(
+            f"the model reads a trainable tensor of shape {list(value.shape)} that is not one of"
+            f" its parameters (in '{_inside(target).rpartition('.')[0] or 'the model'}'): its"
+            " gradient would be lost",
+            help="register it as an nn.Parameter",
+        )
+    return value.detach().cpu()
+
+
+def _inside(target: str) -> str:
+    """Return a name as the user's model has it: without the wrapper's prefix."""
+    return target.removeprefix(MODEL).removeprefix(".")
+
+
+def _mode_of(graph: Graph) -> FakeTensorMode:
+    return next(
+        n.meta["val"].fake_mode for n in graph.nodes if hasattr(n.meta.get("val"), "fake_mode")
+    )
+
+
+def _add_placeholders(build: _Builder, graph: Graph, ports: Mapping[str, Port]) -> None:
+    """Make one placeholder per port: parameters, buffers, constants, then the batch."""
+    order = {spec.fqn: number for number, spec in enumerate(build.params)}
+    kinds = (PARAM, BUFFER, BATCH)
+    found: dict[Port, list[Node]] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        found.setdefault(ports[node.name], []).append(node)
+
+    def rank(port: Port) -> tuple[int, int]:
+        return kinds.index(port.kind), order.get(port.name, len(order))
+
+    for port in sorted(found, key=rank):
+        made = build.graph.placeholder(legal_name(port))
+        made.meta["val"] = found[port][0].meta["val"].detach()
+        set_info(made, NodeInfo(path=_home(port)))
+        build.nodes.update((old, made) for old in found[port])
+        build.ports.append(port)
+        if port.kind == PARAM and build.params[port.name].requires_grad:
+            build.needs_grad.add(made)
+
+
+def _home(port: Port) -> str:
+    return port.name.rpartition(".")[0] if port.kind == PARAM else ""
+
+
+def _add_call(build: _Builder, node: Node) -> None:
+    """Copy one call, or map it to its argument where it says nothing."""
+    if node.target in ERASED:
+        return
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: build.nodes[n])
+    inputs = [build.nodes[n] for n in node.all_input_nodes]
+    grad = any(n in build.needs_grad for n in inputs)
+    is_detach = node.target is aten.detach.default
+    if node.target in IDENTITY or (is_detach and not grad):
+        build.nodes[node] = args[0]
+        return
+    target = node.target
+    if target in RESHAPES:
+        target, args = aten.reshape.default, (args[0], list(node.meta["val"].shape))
+    made = build.graph.call_function(target, args, kwargs)
+    build.nodes[node] = made
+    if grad and not is_detach and _is_float(node):
+        build.needs_grad.add(made)
+    set_info(made, _origin(node))
+    refake(made, build.mode)
+
+
+def refake(node: Node, mode: FakeTensorMode) -> None:
+    """Compute the node's fake value from those of its inputs."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode, torch.no_grad():
+        node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
+
+
+def _origin(node: Node) -> NodeInfo:
+    return NodeInfo(path=module_path(node), source=user_line(node.meta.get("stack_trace")))
+
+
+def module_path(node: Node) -> str:
+    """Return the path, in the user's model, of the module that an exported node belongs to."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    path = paths[-1] if paths else ""
+    return _inside(path.partition("@")[0])
+
+
+def _user_outputs(exported: ExportedProgram) -> list[Node]:
+    output = next(iter(reversed(exported.graph.nodes)))
+    specs = exported.graph_signature.output_specs
+    pairs = zip(specs, output.args[0], strict=True)
+    return [node for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
+
+
+def _sweep(function: GraphFunction) -> None:
+    """Erase calls nobody reads, then ports nobody reads."""
+    for node in reversed(list(function.graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            function.graph.erase_node(node)
+    pairs = list(zip(function.inputs, function.placeholders, strict=True))
+    for _, node in pairs:
+        if not node.users:
+            function.graph.erase_node(node)
+    function.inputs = tuple(port for port, node in pairs if node.users)

@@ -1,0 +1,112 @@
+"""Look at a model without touching its numbers: its parameters swapped for fakes for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from autoshard.compat import FakeTensorMode, fake_like
+from autoshard.ir.params import ParamSpec, ParamTable
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one tensor of the model, first one canonical."""
+
+    names: tuple[str, ...]
+    value: torch.Tensor
+    is_buffer: bool
+    persistent: bool = True
+
+
+def tensor_names(model: nn.Module) -> tuple[Names, ...]:
+    """Return every distinct parameter, then every distinct buffer, with all its names."""
+    params: dict[int, list[str]] = {}
+    values: dict[int, torch.Tensor] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        params.setdefault(id(param), []).append(name)
+        values[id(param)] = param
+    buffers: dict[int, list[str]] = {}
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        buffers.setdefault(id(buffer), []).append(name)
+        values[id(buffer)] = buffer
+    saved = _persistent(model)
+    found = [Names(tuple(n), values[key], False) for key, n in params.items()]
+    found += [
+        Names(tuple(n), values[key], True, any(name in saved for name in n))
+        for key, n in buffers.items()
+    ]
+    return tuple(found)
+
+
+def param_table(model: nn.Module) -> ParamTable:
+    """Return the table of all parameters and buffers of ``model``, used or not."""
+    return ParamTable(
+        tuple(
+            ParamSpec(
+                fqn=entry.names[0],
+                shape=tuple(entry.value.shape),
+                dtype=entry.value.dtype,
+                requires_grad=entry.value.requires_grad and not entry.is_buffer,
+                is_buffer=entry.is_buffer,
+                persistent=entry.persistent,
+                aliases=entry.names[1:],
+            )
+            for entry in tensor_names(model)
+        )
+    )
+
+
+@contextmanager
+def faked(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Swap all parameters and buffers for fakes on the CPU; ties stay ties; restore on exit."""
+    fakes: dict[int, torch.Tensor] = {}
+    for entry in tensor_names(model):
+        fake = fake_like(entry.value, mode)
+        if not entry.is_buffer:
+            fake = nn.Parameter(fake, requires_grad=entry.value.requires_grad)
+        fakes[id(entry.value)] = fake
+    undo: list[tuple[dict, str, torch.Tensor]] = []
+    try:
+        for module in model.modules():
+            for held in (module._parameters, module._buffers):
+                for name, value in tuple(held.items()):
+                    if value is not None:
+                        undo.append((held, name, value))
+                        held[name] = fakes[id(value)]
+        yield
+    finally:
+        for held, name, value in undo:
+            held[name] = value
+
+
+@contextmanager
+def mode_of(model: nn.Module, training: bool) -> Iterator[None]:
+    """Put the model in train or eval mode and every module back as it was on exit.
+
+    A model that is in train mode already keeps the submodules that the user put in eval mode.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        if not (training and model.training):
+            model.train(training)
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+def _persistent(model: nn.Module) -> frozenset[str]:
+    names = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        names += [
+            prefix + name
+            for name in module._buffers
+            if name not in module._non_persistent_buffers_set
+        ]
+    return frozenset(names)
