@@ -86,7 +86,7 @@ all_reduce = define(
 
 
 # all_gather ----------------------------------------------------------------------------------
-def _run_all_gather(comm, x, dim, blocks, axis, size, reduce_grad):
+def _run_all_gather(comm, x, dim, blocks, axis, size, reduce_grad=False):
     return unpack_blocks(comm.all_gather_start(x.contiguous(), axis).wait(), dim, blocks)
 
 

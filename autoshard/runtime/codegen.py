@@ -1,0 +1,145 @@
+"""Turn a graph into straight-line Python: one call a line, every value freed after its last use.
+
+The function takes the communicator and a *boxed* argument list, which it clears, so that a value
+that only the list held dies at its last use. Our own operators are bound to their ``run``, ATen
+operators are called as overloads; nothing is looked up or interpreted while a step runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import linecache
+import math
+import operator
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+
+from autoshard.diagnostics import InternalError
+from autoshard.ir.graph_function import GraphFunction
+from autoshard.ops.library import spec
+
+Compiled = Callable[..., tuple]  # compiled(comm, args) -> outputs; clears args
+
+_files = itertools.count()
+
+
+def generate(function: GraphFunction, name: str) -> Compiled:
+    """Return the graph as a Python function; ``inspect.getsource`` shows its text."""
+    text, bindings = write(function, name)
+    filename = f"<autoshard {name} {next(_files)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    namespace: dict[str, object] = dict(bindings)
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace[_identifier(name)]
+
+
+def write(function: GraphFunction, name: str) -> tuple[str, dict[str, object]]:
+    """Return the Python text of a graph and the objects that it names."""
+    writer = _Writer(function)
+    return writer.text(_identifier(name)), writer.bindings
+
+
+def _identifier(name: str) -> str:
+    text = "".join(c if c.isalnum() else "_" for c in name)
+    return f"_{text}" if text[:1].isdigit() or keyword.iskeyword(text) else text
+
+
+class _Writer:
+    """Writes one graph; collects the operators and constants that the text refers to."""
+
+    def __init__(self, function: GraphFunction) -> None:
+        self.function = function
+        self.bindings: dict[str, object] = {"torch": torch}
+        self._names: dict[Node, str] = {}
+        self._taken = {"comm", "args", "torch"}
+        self._by_id: dict[int, str] = {}
+        self._dies = _last_uses(function)
+
+    def text(self, name: str) -> str:
+        lines = [f"def {name}(comm, args):"]
+        lines += self._unpack()
+        for node in self.function.graph.nodes:
+            if node.op == "call_function":
+                lines.append(self._statement(node))
+            elif node.op not in ("placeholder", "output"):
+                raise InternalError(f"a graph to run has a node of kind '{node.op}': %{node.name}")
+        values = ", ".join(self._value(v) for v in self.function.results)
+        comma = "," if len(self.function.results) == 1 else ""
+        lines.append(f"return ({values}{comma})")
+        return "\n    ".join(lines) + "\n"
+
+    def _unpack(self) -> list[str]:
+        nodes = self.function.placeholders
+        names = [self._name(node) for node in nodes]
+        if not names:
+            return []
+        lines = [f"({', '.join(names)},) = args", "args.clear()"]
+        unused = [self._name(node) for node in nodes if not node.users]
+        return [*lines, f"del {', '.join(unused)}"] if unused else lines
+
+    def _statement(self, node: Node) -> str:
+        dead = [self._name(value) for value in self._dies.get(node, ())]
+        call = self._call(node)
+        line = f"{self._name(node)} = {call}" if node.users else call
+        return f"{line}; del {', '.join(dead)}" if dead else line
+
+    def _call(self, node: Node) -> str:
+        if node.target is operator.getitem:
+            return f"{self._value(node.args[0])}[{node.args[1]!r}]"
+        own = spec(node.target)
+        values = ["comm"] if own else []
+        values += [self._value(arg) for arg in node.args]
+        values += [f"{key}={self._value(arg)}" for key, arg in node.kwargs.items()]
+        if own:
+            return f"{self._bind(own.run, own.name)}({', '.join(values)})"
+        hint = str(node.target).replace(".", "_")
+        return f"{self._bind(node.target, hint)}({', '.join(values)})"
+
+    def _value(self, value: object) -> str:
+        if isinstance(value, Node):
+            return self._name(value)
+        if isinstance(value, list | tuple):
+            inner = ", ".join(self._value(item) for item in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return repr(value)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return str(value)
+        return self._bind(value, f"const_{type(value).__name__}")
+
+    def _bind(self, value: object, hint: str) -> str:
+        known = self._by_id.get(id(value))
+        if known is None:
+            known = self._by_id[id(value)] = self._fresh(_identifier(hint))
+            self.bindings[known] = value
+        return known
+
+    def _name(self, node: Node) -> str:
+        if node not in self._names:
+            self._names[node] = self._fresh(_identifier(node.name))
+        return self._names[node]
+
+    def _fresh(self, name: str) -> str:
+        candidates = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        fresh = next(c for c in candidates if c not in self._taken)
+        self._taken.add(fresh)
+        return fresh
+
+
+def _last_uses(function: GraphFunction) -> dict[Node, list[Node]]:
+    """Return node -> the values that nothing reads after it (outputs never die)."""
+    seen = set(function.output_node.all_input_nodes)
+    dies: dict[Node, list[Node]] = {}
+    for node in reversed(function.graph.nodes):
+        if node.op != "call_function":
+            continue
+        for value in node.all_input_nodes:
+            if value not in seen:
+                seen.add(value)
+                dies.setdefault(node, []).append(value)
+    return dies
