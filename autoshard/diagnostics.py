@@ -136,6 +136,10 @@ class RuntimeMismatchError(AutoshardError):
     """Report ranks that don't agree: another plan, another program, another batch."""
 
 
+class CommunicationError(AutoshardError):
+    """Report a message between ranks that failed: a rank stopped, hangs or did something else."""
+
+
 class VerifyError(AutoshardError):
     """Report a program that doesn't compute what the plain model computes."""
 

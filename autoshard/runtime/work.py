@@ -1,0 +1,93 @@
+"""Handles of what is under way: results that may be read only after ``wait``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from autoshard.diagnostics import CommunicationError
+
+
+@dataclass
+class Ready:
+    """A result that is there already: an axis of one rank needs no communication."""
+
+    value: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        """Return the value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message between neighbours: send ``value``, or receive into it."""
+
+    is_send: bool
+    value: torch.Tensor
+    axis: str
+    peer: int  # coordinate along the axis
+    tag: int  # equal on both ends, unique among the messages in flight between two ranks
+
+
+class Started(Protocol):
+    """What torch.distributed gives for an operation under way."""
+
+    def wait(self) -> object:
+        """Block until the operation is done."""
+
+
+@dataclass
+class Clock:
+    """Sums up the seconds that a rank has been blocked in waits."""
+
+    seconds: float = 0.0
+
+
+class Pending:
+    """Operations of torch.distributed under way; ``finish`` makes the result when all are done.
+
+    ``what`` names the operation in the message should a peer be lost.
+    """
+
+    def __init__(
+        self,
+        started: Sequence[Started],
+        finish: Callable[[], torch.Tensor],
+        clock: Clock,
+        what: str,
+    ) -> None:
+        """Hold the operations; their buffers stay alive through ``finish``."""
+        self._started, self._finish = started, finish
+        self._clock, self._what = clock, what
+        self._value: torch.Tensor | None = None
+
+    def wait(self) -> torch.Tensor:
+        """Block until all operations are done and return the result."""
+        if self._value is None:
+            begin = time.perf_counter()
+            with named(self._what):
+                for started in self._started:
+                    started.wait()
+                self._value = self._finish()
+            self._clock.seconds += time.perf_counter() - begin
+            self._started, self._finish = (), lambda: self._value
+        return self._value
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Say which operation it was when a backend fails: it only raises a bare RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise CommunicationError(
+            f"{what} failed: {reason}",
+            help="another rank stopped or hangs: its own message names the cause",
+        ) from error
