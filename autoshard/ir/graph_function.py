@@ -25,6 +25,10 @@ OUTPUT = "output"  # name: leaf of the model's output (programs without a loss)
 GRAD = "grad"  # name: fully qualified name; gradient of the local parameter, Partial over dp
 FLAT_GRAD = "flat_grad"  # name: bucket; reduced gradient shard of a flat bucket
 COUNT = "count"  # name: of a normalizer; the prelude's count over one micro-batch
+# Kinds of the U and R graphs only ---------------------------------------------------------------
+FULL = "full"  # output of U; name: bucket; the gathered bucket, 1-D
+ACCUMULATED = "accumulated"  # input of R; name: bucket; its whole gradient, not yet reduced
+FULL_GRAD = "full_grad"  # output of R; name: bucket that is stored whole; its reduced gradient
 
 
 @dataclass(frozen=True)

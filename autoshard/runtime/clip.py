@@ -1,0 +1,74 @@
+"""The gradient norm of the whole model, every element counted once, and clipping by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from autoshard.diagnostics import AutoshardError
+from autoshard.ir.params import ParamSpec
+from autoshard.ops.communicator import Communicator
+from autoshard.runtime.storage import Storage
+
+
+def clip_grad_norm(
+    storage: Storage,
+    comm: Communicator,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Scale all gradients so that their norm is at most ``max_norm``; return the norm before.
+
+    As torch's ``clip_grad_norm_`` on the plain model. The sum is taken in float64 in one order, so
+    the result is equal bit for bit on all ranks. Every rank must call it.
+    """
+    total = grad_norm(storage, comm, norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise AutoshardError(
+            f"the norm of the gradients is {total.item()}: nothing was clipped",
+            help="pass error_if_nonfinite=False to go on as torch does",
+        )
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for parameter in storage.parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.mul_(scale.to(parameter.grad.dtype))
+    return total
+
+
+def grad_norm(storage: Storage, comm: Communicator, norm_type: float = 2.0) -> torch.Tensor:
+    """Return the norm of all gradients of the model, in the gradients' dtype."""
+    grads = list(_counted_here(storage, comm))
+    is_max = math.isinf(norm_type)
+    dtype = _norm_dtype(storage)
+    total = torch.zeros((), dtype=torch.float64, device=storage.device)
+    for grad in grads:
+        norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+        total = torch.maximum(total, norm) if is_max else total + norm**norm_type
+    for axis in ("dp", "tp", "pp"):
+        total = comm.all_reduce_start(total, axis, "max" if is_max else "sum").wait()
+    return (total if is_max else total ** (1.0 / norm_type)).to(dtype)
+
+
+def _counted_here(storage: Storage, comm: Communicator) -> Iterator[torch.Tensor]:
+    """Yield the gradients that this rank counts: replicas count on the first rank that has one."""
+    for fqn, parameter in storage.parameters.items():
+        slot = storage.layout.slots[fqn]
+        is_cut = storage.layout.buckets[slot.bucket].axis is not None
+        counts = (is_cut or comm.index("dp") == 0) and _is_first(slot.spec, storage, comm)
+        if counts and parameter.grad is not None and parameter.grad.numel():
+            yield parameter.grad
+
+
+def _is_first(spec: ParamSpec, storage: Storage, comm: Communicator) -> bool:
+    """Tell whether this rank counts a parameter: its own shard, and its owner stage."""
+    is_first_copy = spec.is_sharded("tp") or comm.index("tp") == 0
+    return is_first_copy and spec.homes[0] in storage.stages
+
+
+def _norm_dtype(storage: Storage) -> torch.dtype:
+    """Return the dtype of the gradients; a rank without parameters has float32."""
+    dtypes = [p.dtype for p in storage.parameters.values() if p.requires_grad]
+    return dtypes[0] if dtypes else torch.float32

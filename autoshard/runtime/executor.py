@@ -1,0 +1,138 @@
+"""Run one training step, or one evaluation, of a linked Program on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from autoshard.ir.graph_function import LOSS, NORMALIZER, OUTPUT, RNG
+from autoshard.ir.node_info import val
+from autoshard.ir.program import Program
+from autoshard.runtime.codegen import Compiled
+from autoshard.runtime.comm import Transport
+from autoshard.runtime.messages import Messages
+from autoshard.runtime.phases import Code
+from autoshard.runtime.prelude import Prelude
+from autoshard.runtime.run import Run
+from autoshard.runtime.storage import Storage
+from autoshard.schedule import Action, Kind
+from autoshard.schedule.action import RECVS, SENDS
+
+Leaves = Mapping[str, torch.Tensor]
+
+
+class Executable:
+    """A Program linked for one rank: its generated code, its storage, its place in the mesh."""
+
+    def __init__(
+        self,
+        program: Program,
+        comm: Transport,
+        storage: Storage,
+        code: Code,
+        prelude: Compiled | None,
+    ) -> None:
+        """Bind what ``runtime.link`` prepared."""
+        self.program, self.comm, self.storage, self.code = program, comm, storage, code
+        self.messages = Messages(program, comm.device)
+        self.constants = {n: v.to(comm.device) for n, v in program.constants.items()}
+        self.actions = _grouped(program.schedule.ranks[comm.index("pp")])
+        self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
+        self.last_stage = len(program.stages) - 1
+        needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)
+        self.prelude = Prelude(program, prelude) if prelude and needs_count else None
+
+    def step(
+        self, microbatches: Sequence[Leaves], weight: float = 1.0, *, seed: int = 0, index: int = 0
+    ) -> torch.Tensor:
+        """Run all actions, attach every ``.grad`` and return the global loss (not weighted).
+
+        ``seed`` and ``index``, the number of the step, key the random numbers.
+        """
+        with torch.no_grad():
+            run = self._start(microbatches, seed, index)
+            run.seed_backward(weight)
+            run.actions(self.actions)
+            run.gradients.attach()
+            return self.share_loss(run.losses)
+
+    def evaluate(self, microbatches: Sequence[Leaves]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Run the forward actions; return the global loss, or outputs joined over micro-batches."""
+        with torch.no_grad():
+            run = self._start(microbatches, 0, 0)
+            run.actions(self.actions)
+            if self._last_ports(LOSS):
+                return self.share_loss(run.losses)
+            return self._share_outputs(run.outputs)
+
+    def share_loss(self, losses: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Return the sum over micro-batches and data parallel ranks, on every rank."""
+        fake = val(self._last_ports(LOSS)[""])
+        if self.last_stage in self.storage.stages:
+            total = losses[0].clone()
+            for number in range(1, self.program.num_microbatches):
+                total += losses[number]
+            total = self.comm.all_reduce_start(total, "dp").wait()
+        else:
+            total = torch.zeros((), dtype=fake.dtype, device=self.comm.device)
+        return self.comm.broadcast(total, "pp", self._last_rank)
+
+    def _share_outputs(
+        self, outputs: Mapping[tuple[str, int], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return every output leaf, its micro-batches joined on dim 0, on every pipeline rank."""
+        shared = {}
+        for name, node in self._last_ports(OUTPUT).items():
+            count, fake = self.program.num_microbatches, val(node)
+            if self.last_stage in self.storage.stages:
+                whole = _join([outputs[name, i] for i in range(count)])
+            else:
+                shape = (fake.shape[0] * count, *fake.shape[1:]) if fake.dim() else (count,)
+                whole = torch.zeros(shape, dtype=fake.dtype, device=self.comm.device)
+            shared[name] = self.comm.broadcast(whole, "pp", self._last_rank)
+        return shared
+
+    @property
+    def _last_rank(self) -> int:
+        return self.program.schedule.stage_to_rank[self.last_stage]
+
+    def _last_ports(self, kind: str) -> dict[str, torch.fx.Node]:
+        return self.program.stages[self.last_stage].phases["F"].named_results(kind)
+
+    def _start(self, microbatches: Sequence[Leaves], seed: int, index: int) -> Run:
+        counts = self.prelude.run(microbatches, self.comm) if self.prelude else {}
+        rng = [self._rng(seed, index, number) for number in range(len(microbatches))]
+        return Run(self, microbatches, counts, rng)
+
+    def _rng(self, seed: int, index: int, number: int) -> torch.Tensor | None:
+        if not any(self._reads(stage, RNG) for stage in self.storage.stages):
+            return None
+        rows = next(leaf.shape[0] for leaf in self.program.leaves if leaf.is_split)
+        first = (self.comm.index("dp") * self.program.num_microbatches + number) * rows
+        return torch.tensor([seed, index, first], dtype=torch.int64, device=self.comm.device)
+
+    def _reads(self, stage: int, kind: str) -> bool:
+        phases = self.program.stages[stage].phases.values()
+        return any(port.kind == kind for function in phases for port in function.inputs)
+
+
+def _stages_with(program: Program, kind: Kind) -> frozenset[int]:
+    rows = program.schedule.ranks
+    return frozenset(a.stage for row in rows for a in row if a.kind is kind)
+
+
+def _grouped(row: Sequence[Action]) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions; transfers that stand side by side are one group."""
+    moves = SENDS | RECVS
+    groups: list[list[Action]] = []
+    for action in row:
+        if groups and action.kind in moves and groups[-1][0].kind in moves:
+            groups[-1].append(action)
+        else:
+            groups.append([action])
+    return tuple(map(tuple, groups))
+
+
+def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(parts)) if parts[0].dim() else torch.stack(list(parts))

@@ -1,0 +1,56 @@
+"""Bind a Program to one rank: axes to a communicator, buckets to memory, graphs to code."""
+
+from __future__ import annotations
+
+from autoshard.diagnostics import InternalError
+from autoshard.ir.program import Program
+from autoshard.runtime.codegen import Compiled, generate
+from autoshard.runtime.comm import Transport
+from autoshard.runtime.executor import Executable
+from autoshard.runtime.layout import plan_layout
+from autoshard.runtime.phases import Code, generate_code
+from autoshard.runtime.storage import Storage
+
+
+def link(
+    program: Program,
+    comm: Transport,
+    *,
+    storage: Storage | None = None,
+    code: Code | None = None,
+    prelude: Compiled | None = None,
+) -> Executable:
+    """Return the program ready to run on the rank that ``comm`` belongs to.
+
+    ``storage`` is that of an earlier program of the same plan (another batch signature, or the
+    evaluation program); without one, new buffers are allocated: fill them with ``write``. ``code``
+    and ``prelude`` may be shared by ranks of one process.
+    """
+    _check(program)
+    stages = program.schedule.stages_of(comm.index("pp"))
+    if storage is None:
+        storage = Storage(program, comm, stages)
+    elif plan_layout(program, stages) != storage.layout:
+        raise InternalError("two programs of one plan lay their parameters out differently")
+    if prelude is None and program.prelude is not None:
+        prelude = generate(program.prelude, "prelude")
+    code = code if code is not None else generate_code(program)
+    return Executable(program, comm, storage, code, prelude)
+
+
+def _check(program: Program) -> None:
+    if program.schedule is None:
+        raise InternalError("a program without a schedule can't be linked")
+    pipeline = program.mesh.size("pp")
+    if program.schedule.num_ranks != pipeline:
+        raise InternalError(
+            f"the schedule has {program.schedule.num_ranks} ranks, the mesh pp = {pipeline}"
+        )
+    if program.schedule.num_microbatches != program.num_microbatches:
+        raise InternalError(
+            f"the schedule runs {program.schedule.num_microbatches} micro-batches,"
+            f" the program {program.num_microbatches}"
+        )
+    for stage in program.stages:
+        if "F" not in stage.phases:
+            raise InternalError(f"stage {stage.index} has no phase F: it is not lowered")

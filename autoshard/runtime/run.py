@@ -1,0 +1,227 @@
+"""The state of one step on one rank: values between actions, messages under way, sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from autoshard.diagnostics import InternalError
+from autoshard.ir.graph_function import (
+    ACCUMULATED,
+    BATCH,
+    BOUNDARY,
+    BUFFER,
+    FLAT,
+    FLAT_GRAD,
+    FULL,
+    FULL_GRAD,
+    GRAD,
+    LOSS,
+    NORMALIZER,
+    OUTPUT,
+    PARAM,
+    RNG,
+    SAVED,
+    TANGENT,
+    Port,
+)
+from autoshard.ir.node_info import val
+from autoshard.ops.communicator import Work
+from autoshard.runtime.gradients import Gradients
+from autoshard.runtime.phases import PER_MICROBATCH
+from autoshard.runtime.work import Ready
+from autoshard.schedule import Action, Kind
+from autoshard.schedule.action import RECVS, SENDS
+
+if TYPE_CHECKING:
+    from autoshard.runtime.executor import Executable
+
+Place = tuple[int, int]  # (stage, micro-batch)
+
+
+class Run:
+    """Carries out the actions of one rank.
+
+    ``values[stage, microbatch]`` holds what one action leaves for a later one, by port; a value
+    goes with its last reader. Values that are still on their way are held as Works.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        microbatches: Sequence[Mapping[str, torch.Tensor]],
+        normalizers: Mapping[str, torch.Tensor],
+        rng: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Start with no value anywhere."""
+        self._exe, self._comm, self._storage = executable, executable.comm, executable.storage
+        self._microbatches, self._normalizers, self._rng = microbatches, normalizers, rng
+        self._values: dict[Place, dict[Port, torch.Tensor | Work]] = {}
+        self._outgoing: dict[tuple[str, int, int], dict[str, torch.Tensor]] = {}
+        self._sending: list[Work] = []
+        self.gradients = Gradients(self._storage)
+        self.losses: dict[int, torch.Tensor] = {}  # by micro-batch
+        self.outputs: dict[tuple[str, int], torch.Tensor] = {}
+
+    def seed_backward(self, weight: float) -> None:
+        """Set the gradient of the loss: the weight of this round of accumulation."""
+        stage, port = self._exe.last_stage, Port(TANGENT, "loss")
+        if stage not in self._storage.stages or not self._is_read(stage, port):
+            return
+        fake = val(self._exe.program.stages[stage].phases["F"].result(LOSS))
+        seed = torch.full((), weight, dtype=fake.dtype, device=self._comm.device)
+        for number in range(len(self._microbatches)):
+            self._place(stage, number)[port] = seed
+
+    def actions(self, groups: Sequence[tuple[Action, ...]]) -> None:
+        """Carry out all actions and wait until every message is delivered."""
+        unscheduled = set(self._storage.stages) - self._exe.unshard_by_schedule
+        for stage in sorted(unscheduled):
+            self._unshard(stage)
+        for group in groups:
+            self._carry_out(group)
+        for work in self._sending:
+            work.wait()
+        self._storage.gathered.clear()
+        left = {place: list(map(str, held)) for place, held in self._values.items() if held}
+        if left:
+            raise InternalError(f"values that no action read are left over: {left}")
+
+    def _carry_out(self, group: tuple[Action, ...]) -> None:
+        action = group[0]
+        if action.kind in SENDS or action.kind in RECVS:
+            self._transfer(group)
+        elif action.kind is Kind.B:
+            self._phase("I", action.stage, action.microbatch)
+            self._phase("W", action.stage, action.microbatch)
+        elif action.kind is Kind.UNSHARD:
+            self._unshard(action.stage)
+        elif action.kind is Kind.RESHARD:
+            self._reshard(action.stage)
+        elif action.kind is Kind.REDUCE_GRAD:
+            self._reduce(action.stage)
+        else:
+            self._phase(action.kind.value, action.stage, action.microbatch)
+
+    def _phase(self, name: str, stage: int, number: int) -> None:
+        phase = self._exe.code.get((stage, name))
+        if phase is None:
+            return
+        held = self._place(stage, number)
+        if name == "I":
+            self._fill_tangents(stage, held)
+        args = [self._input(port, stage, number, port in phase.last) for port in phase.inputs]
+        results = phase.call(self._comm, args)
+        for port, value in zip(phase.outputs, results, strict=True):
+            if value is not None:
+                self._output(port, value, stage, number)
+
+    def _input(self, port: Port, stage: int, number: int, is_last: bool) -> torch.Tensor:
+        name = port.name
+        if port.kind in (SAVED, BOUNDARY, TANGENT):
+            held = self._values[stage, number]
+            value = held.pop(port) if is_last else held[port]
+            return value if isinstance(value, torch.Tensor) else value.wait()
+        if port.kind == PARAM:
+            return self._storage.param(name)
+        if port.kind == BATCH:
+            return self._microbatches[number][name]
+        if port.kind == FLAT:
+            return self._storage.stored[name]
+        if port.kind == BUFFER:
+            own = self._exe.constants.get(name)
+            return self._storage.buffer(name) if own is None else own
+        if port.kind == NORMALIZER:
+            return self._normalizers[name]
+        if port.kind == RNG:
+            return self._rng[number]
+        raise InternalError(f"stage {stage} reads '{port}': no such input at run time")
+
+    def _output(self, port: Port, value: torch.Tensor, stage: int, number: int) -> None:
+        if port.kind == GRAD:
+            self.gradients.add(stage, port.name, value)
+        elif port.kind == FLAT_GRAD:
+            self.gradients.add_shard(stage, port.name, value)
+        elif port.kind == LOSS:
+            self.losses[number] = value
+        elif port.kind == OUTPUT:
+            self.outputs[port.name, number] = value
+        elif port.kind == SAVED:
+            self._place(stage, number)[port] = value
+        else:
+            self._pass_on(port, value, stage, number)
+
+    def _pass_on(self, port: Port, value: torch.Tensor, stage: int, number: int) -> None:
+        """Give a boundary value or its gradient to the neighbour stage, or keep it for a SEND."""
+        neighbour = stage + (1 if port.kind == BOUNDARY else -1)
+        if neighbour in self._storage.stages:
+            if self._is_read(neighbour, port):
+                self._place(neighbour, number)[port] = value
+            return
+        self._outgoing.setdefault((port.kind, stage, number), {})[port.name] = value
+
+    def _transfer(self, group: tuple[Action, ...]) -> None:
+        transfers, keepers = [], []
+        for action in group:
+            if action.kind in SENDS:
+                kind = BOUNDARY if action.kind is Kind.SEND_F else TANGENT
+                tensors = self._outgoing.pop((kind, action.stage, action.microbatch), {})
+                sends = self._exe.messages.send(action, tensors)
+                transfers += sends
+                keepers += [None] * len(sends)
+                continue
+            kind = BOUNDARY if action.kind is Kind.RECV_F else TANGENT
+            place = self._place(action.stage, action.microbatch)
+            for name, transfer in self._exe.messages.receive(action).items():
+                transfers.append(transfer)
+                keepers.append((place, Port(kind, name)))
+        works = self._comm.transfer_start(transfers) if transfers else []
+        for keeper, work in zip(keepers, works, strict=True):
+            if keeper is None:
+                self._sending.append(work)
+            else:
+                place, port = keeper
+                place[port] = work
+
+    def _fill_tangents(self, stage: int, held: dict[Port, torch.Tensor | Work]) -> None:
+        """Give zeros for gradients that the next stage does not compute."""
+        function = self._exe.program.stages[stage].phases["I"]
+        for name, node in function.named(TANGENT).items():
+            port = Port(TANGENT, name)
+            if port not in held:
+                fake = val(node)
+                zeros = torch.zeros(fake.shape, dtype=fake.dtype, device=self._comm.device)
+                held[port] = Ready(zeros)
+
+    def _unshard(self, stage: int) -> None:
+        phase = self._exe.code.get((stage, "U"))
+        if phase is None:
+            return
+        args = [self._storage.stored[port.name] for port in phase.inputs]
+        for port, value in zip(phase.outputs, phase.call(self._comm, args), strict=True):
+            assert port.kind == FULL, port
+            self._storage.gathered[port.name] = value
+
+    def _reshard(self, stage: int) -> None:
+        phase = self._exe.code.get((stage, "U"))
+        for port in phase.outputs if phase else ():
+            self._storage.gathered.pop(port.name, None)
+
+    def _reduce(self, stage: int) -> None:
+        phase = self._exe.code.get((stage, "R"))
+        if phase is None:
+            return
+        takers = {ACCUMULATED: self.gradients.take_sum, FLAT_GRAD: self.gradients.take_shard}
+        args = [takers[port.kind](stage, port.name) for port in phase.inputs]
+        for port, value in zip(phase.outputs, phase.call(self._comm, args), strict=True):
+            assert port.kind in (FLAT_GRAD, FULL_GRAD), port
+            self.gradients.put(stage, port.name, value)
+
+    def _is_read(self, stage: int, port: Port) -> bool:
+        phases = (self._exe.code.get((stage, name)) for name in PER_MICROBATCH)
+        return any(phase is not None and port in phase.inputs for phase in phases)
+
+    def _place(self, stage: int, number: int) -> dict[Port, torch.Tensor | Work]:
+        return self._values.setdefault((stage, number), {})

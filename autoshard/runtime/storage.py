@@ -1,0 +1,136 @@
+"""Flat buffers: what a rank stores of the model, and the parameters it hands out as views."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from autoshard.ir.params import ParamSpec
+from autoshard.ir.placement import Shard, take_shard
+from autoshard.ir.program import Bucket, Program
+from autoshard.ops.communicator import Communicator
+from autoshard.runtime.layout import Layout, Slot, plan_layout
+
+
+class Storage:
+    """The parameters and buffers of one rank.
+
+    A bucket is stored whole, or as this rank's shard of it; the whole of a cut bucket comes and
+    goes with ``gathered``. Handed-out parameters are views of what is stored: of the parameter's
+    own (tensor-parallel) shape where the bucket is whole, 1-D and perhaps empty where it is cut.
+    """
+
+    def __init__(self, program: Program, comm: Communicator, stages: tuple[int, ...]) -> None:
+        """Allocate every bucket of ``stages``; fill it with ``write``."""
+        self._comm, self.mesh, self.params = comm, program.mesh, program.params
+        self.device = comm.device
+        self.stages = stages
+        self.layout: Layout = plan_layout(program, stages)
+        self.stored: dict[str, torch.Tensor] = {
+            name: torch.zeros(self._stored_length(b), dtype=b.dtype, device=self.device)
+            for name, b in self.layout.buckets.items()
+        }
+        self.gathered: dict[str, torch.Tensor] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.parameters: dict[str, nn.Parameter] = {
+            fqn: nn.Parameter(self.stored_view(slot), requires_grad=slot.spec.requires_grad)
+            for fqn, slot in self.layout.slots.items()
+        }
+        self._views: dict[str, torch.Tensor] = {}
+
+    def param(self, fqn: str) -> torch.Tensor:
+        """Return the local parameter to compute with; a cut bucket must be gathered."""
+        slot = self.layout.slots[fqn]
+        if self.layout.buckets[slot.bucket].axis is not None:
+            return view(self.gathered[slot.bucket], slot)
+        if fqn not in self._views:
+            self._views[fqn] = view(self.stored[slot.bucket], slot)
+        return self._views[fqn]
+
+    def buffer(self, fqn: str) -> torch.Tensor:
+        """Return the local buffer to compute with."""
+        if fqn not in self._views:
+            self._views[fqn] = localize(self.buffers[fqn], self.params[fqn], self._comm)
+        return self._views[fqn]
+
+    def stored_view(self, slot: Slot) -> torch.Tensor:
+        """Return the part of a parameter that this rank stores, as a view."""
+        return self.own_part(self.stored[slot.bucket], slot)
+
+    def own_part(self, flat: torch.Tensor, slot: Slot) -> torch.Tensor:
+        """Return this rank's part of a parameter out of ``flat``, which is laid out as stored."""
+        if self.layout.buckets[slot.bucket].axis is None:
+            return view(flat, slot)
+        first, last = self.own_range(slot)
+        start = self.shard_start(self.layout.buckets[slot.bucket])
+        return flat[slot.offset + first - start : slot.offset + last - start]
+
+    def own_range(self, slot: Slot) -> tuple[int, int]:
+        """Return which elements of the local parameter this rank stores (first, past the last)."""
+        bucket = self.layout.buckets[slot.bucket]
+        start = self.shard_start(bucket)
+        stop = start + self._stored_length(bucket)
+        # An empty part is kept inside the shard: its place is where the parameter would begin.
+        first = min(max(slot.offset, start), stop)
+        last = min(max(slot.offset + slot.numel, start), stop)
+        return first - slot.offset, last - slot.offset
+
+    def shard_start(self, bucket: Bucket) -> int:
+        """Return where in the bucket the part begins that this rank stores."""
+        return self._comm.index(bucket.axis) * self._stored_length(bucket) if bucket.axis else 0
+
+    def write(self, fqn: str, value: torch.Tensor) -> None:
+        """Store a parameter or buffer, given whole: global, in the shape of the user's model.
+
+        Parameters of other stages are left out; buffers and what no stage uses are kept whole.
+        """
+        spec = self.params[fqn]
+        if spec.is_buffer or not spec.homes:
+            self.buffers[fqn] = value.detach().to(self.device, copy=True)
+            self._views.pop(fqn, None)
+        if fqn not in self.layout.slots:
+            return
+        slot = self.layout.slots[fqn]
+        local = localize(value.detach(), slot.spec, self._comm).reshape(-1)
+        first, last = self.own_range(slot)
+        with torch.no_grad():
+            self.stored_view(slot).view(-1).copy_(local[first:last])
+        self.gathered.pop(slot.bucket, None)
+
+    def nbytes(self) -> int:
+        """Return the bytes that this rank keeps between steps, gradients not counted."""
+        kept = [*self.stored.values(), *self.gathered.values(), *self.buffers.values()]
+        return sum(t.numel() * t.element_size() for t in kept)
+
+    def _stored_length(self, bucket: Bucket) -> int:
+        return bucket.length // (self.mesh.size(bucket.axis) if bucket.axis else 1)
+
+
+def view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
+    """Return a parameter as a view of its whole bucket."""
+    return flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
+
+
+def localize(value: torch.Tensor, spec: ParamSpec, comm: Communicator) -> torch.Tensor:
+    """Return this rank's part of a global value: padded with zeros, then cut over the axes."""
+    value = pad(value, spec)
+    for axis, placement in spec.placements.items():
+        if isinstance(placement, Shard):
+            value = take_shard(value, placement, comm.index(axis), comm.size(axis))
+    return value
+
+
+def pad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
+    """Return ``value`` with zeros up to the padded shape, if the parameter has one."""
+    if spec.padded is None:
+        return value
+    whole = value.new_zeros(spec.padded)
+    whole[tuple(slice(n) for n in spec.shape)] = value
+    return whole
+
+
+def unpad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
+    """Return the part of a padded value that the user's model has."""
+    if spec.padded is None:
+        return value
+    return value[tuple(slice(n) for n in spec.shape)]
