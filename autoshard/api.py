@@ -1,0 +1,132 @@
+"""The public functions: where plan, compiler and run-time meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from autoshard.diagnostics import PassError
+from autoshard.dsl.load import load, load_file
+from autoshard.dsl.printer import to_text
+from autoshard.dsl.resolve import resolve
+from autoshard.frontend import compile_plan
+from autoshard.ir.batch import batch_leaves
+from autoshard.ir.facts import describe
+from autoshard.ir.program import Program
+from autoshard.plan import Plan
+from autoshard.runtime.engine import Engine, Setup
+from autoshard.runtime.init import Init, model_tensors
+from autoshard.runtime.start import choose_device, connect, launched_world, require_processes
+from autoshard.source import Source
+from autoshard.testing.lockstep import StepRecord, run_lockstep
+
+Loss = Callable[[object, object], torch.Tensor]
+
+
+def parallelize(
+    model: nn.Module,
+    plan: str | Path | Plan,
+    *,
+    example: object,
+    loss: Loss | None = None,
+    init: Init | None = None,
+) -> Engine:
+    """Return the engine that trains ``model`` by ``plan`` on this rank.
+
+    ``plan`` is a file, the text of one, or a Plan. ``example`` is a local batch: dict or tuple of
+    tensors; the engine computes on the kind of device they lie on. ``loss(output, batch)`` gives a
+    0-d tensor; without it the model's own loss is used. A model on the meta device needs ``init``,
+    a function ``(name, tensor)`` that fills tensors in place, or a state dict loaded before the
+    first step. Under torchrun every rank calls this; ranks connect only once the plan is known to
+    fit. Raises an AutoshardError that says where, why and what to do.
+    """
+    source = read_plan(plan)
+    world = launched_world()
+    resolved = resolve(source, describe(model), world)
+    resolved.require_executable()
+    require_processes(resolved.mesh, world, source.span("mesh"))
+    device = choose_device(batch_leaves(example))
+    tensors = model_tensors(model)
+    is_meta = any(value.is_meta for value in tensors.values())
+
+    def compile_for(batch: object, training: bool, compare: bool = False) -> Program:
+        compiled = compile_plan(
+            model, source, batch, loss, world_size=world, training=training, compare=compare
+        )
+        return compiled.program
+
+    def graph(until: str, stage: int) -> GraphModule:
+        compiled = compile_plan(model, source, example, loss, world_size=world, until=until)
+        return _show(compiled.program, until, stage)
+
+    program = compile_for(example, True, not is_meta)
+    setup = Setup(
+        plan_text=to_text(source),
+        micro_batch_size=resolved.micro_batch_size,
+        num_microbatches=resolved.num_microbatches,
+        compile=compile_for,
+        graph=graph,
+        names=tuple(model.state_dict()),
+        batch_span=source.span("batch"),
+        init=init,
+        notes=("capture    compared with the plain model",)
+        if not is_meta
+        else ("capture    not compared: the model is on the meta device",),
+    )
+    return Engine(setup, program, example, tensors, connect(device), device)
+
+
+def lockstep(
+    model: nn.Module,
+    plan: str | Path | Plan,
+    batches: Sequence[object],
+    *,
+    loss: Loss | None = None,
+    max_norm: float | None = None,
+) -> tuple[StepRecord, ...]:
+    """Train ``model`` by ``plan`` on virtual ranks in this process; return what each step computed.
+
+    ``batches[step]`` is the global batch, cut over data parallel ranks on dim 0. Nothing is
+    launched; the model is left as it is.
+    """
+    source = read_plan(plan)
+    resolved = resolve(source, describe(model))
+    count = resolved.mesh.size("dp")
+    cut = [[_share(batch_leaves(batch), d, count) for d in range(count)] for batch in batches]
+    compiled = compile_plan(model, source, cut[0][0] if cut else {}, loss, executable=True)
+    tensors = model_tensors(model)
+    values = {s.fqn: tensors[s.fqn] for s in compiled.program.params if s.fqn in tensors}
+    return run_lockstep(compiled.program, values, cut, max_norm=max_norm)
+
+
+def read_plan(plan: str | Path | Plan) -> Plan:
+    """Return the plan that a file, a text or a Plan gives."""
+    if isinstance(plan, Plan):
+        return plan
+    if isinstance(plan, str) and "\n" in plan:
+        return load(Source("plan", plan)).require()
+    return load_file(plan).require()
+
+
+def _share(leaves: Mapping[str, torch.Tensor], index: int, count: int) -> dict[str, torch.Tensor]:
+    shared = {}
+    for name, value in leaves.items():
+        is_cut = value.dim() > 0 and value.shape[0] > 1
+        shared[name] = value.chunk(count)[index] if is_cut else value
+    return shared
+
+
+def _show(program: Program, until: str, stage: int) -> GraphModule:
+    """Return the graph of a stage at the level that the program has come down to."""
+    if program.forward is not None:
+        return program.forward.module()
+    if not 0 <= stage < len(program.stages):
+        raise PassError(f"there is no stage {stage}: the plan has {len(program.stages)}")
+    held = program.stages[stage]
+    if held.phases:
+        return held.phases["F"].module()
+    return (held.joint or held.forward).module()

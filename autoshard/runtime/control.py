@@ -1,0 +1,88 @@
+"""Small messages between all ranks on the CPU, outside of steps: to agree, or to stop together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from autoshard.diagnostics import AutoshardError, RuntimeMismatchError
+from autoshard.runtime.work import named
+
+T = TypeVar("T")
+
+
+class Control:
+    """All ranks of the job. One process needs no group."""
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Use ``group``, which must hold all ranks and carry CPU tensors."""
+        self.rank, self.size, self._group = rank, size, group
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return every rank's numbers (as many on each rank), by rank."""
+        if self.size == 1:
+            return [list(numbers)]
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        out = mine.new_empty((self.size, len(numbers)))
+        with named("agreement of all ranks"):
+            dist.all_gather_into_tensor(out, mine, group=self._group)
+        return out.tolist()
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return every rank's text, by rank."""
+        if self.size == 1:
+            return [text]
+        raw = text.encode()
+        lengths = [row[0] for row in self.gather([len(raw)])]
+        mine = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+        mine[: len(raw)] = torch.frombuffer(bytearray(raw or b"\0"), dtype=torch.uint8)[: len(raw)]
+        out = mine.new_empty((self.size, len(mine)))
+        with named("agreement of all ranks"):
+            dist.all_gather_into_tensor(out, mine, group=self._group)
+        rows = zip(out, lengths, strict=True)
+        return [bytes(row[:length].tolist()).decode() for row, length in rows]
+
+    def broadcast(self, value: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's value; the others give a CPU tensor of its shape and dtype."""
+        if self.size > 1:
+            value = value.contiguous()
+            with named("broadcast from rank 0"):
+                dist.broadcast(value, 0, group=self._group)
+        return value
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns on this rank; if it fails on any rank, stop on all."""
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            failure = error
+        failed = [rank for rank, (bad,) in enumerate(self.gather([failure is not None])) if bad]
+        if not failed:
+            return result
+        reasons = self.gather_text("" if failure is None else _first_line(failure))
+        if failure is not None:
+            raise failure
+        raise RuntimeMismatchError(
+            f"{name_ranks(failed)} can't go on: {reasons[failed[0]]}",
+            help="all ranks stop; the whole message is with that rank's output",
+        )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0, 1 and 5"."""
+    words = [str(rank) for rank in ranks]
+    if len(words) == 1:
+        return f"rank {words[0]}"
+    return f"ranks {', '.join(words[:-1])} and {words[-1]}"
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, AutoshardError) and error.diagnostics:
+        return error.diagnostics[0].message
+    return f"{type(error).__name__}: {error}".splitlines()[0]
