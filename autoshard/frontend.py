@@ -1,0 +1,99 @@
+"""From a model and a plan to a compiled Program: where capture, plan, compiler and passes meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autoshard.compiler.manager import Observer, compile_program
+from autoshard.compiler.pipeline import Pipeline
+from autoshard.diagnostics import BatchError, Remark
+from autoshard.dsl.resolve import Resolved, resolve
+from autoshard.ir.capture import capture
+from autoshard.ir.facts import describe
+from autoshard.ir.program import Program
+from autoshard.ir.promote import promote
+from autoshard.passes.pipelines import default_pipeline
+from autoshard.plan import Plan
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A Program with what led to it."""
+
+    program: Program
+    resolved: Resolved
+    remarks: tuple[Remark, ...]
+
+
+def compile_plan(
+    model: nn.Module,
+    plan: Plan,
+    batch: object,
+    loss: Callable[..., torch.Tensor] | None = None,
+    *,
+    world_size: int | None = None,
+    training: bool = True,
+    until: str | None = None,
+    pipeline: Pipeline | None = None,
+    dtype: torch.dtype | None = None,
+    compare: bool = False,
+    executable: bool = False,
+    observe: Observer | None = None,
+    check: bool = True,
+) -> Compiled:
+    """Compile ``model`` for ``plan``; nothing is run and no process group is touched.
+
+    ``batch`` holds one micro-batch, or the whole local batch of a data-parallel rank. ``until``
+    names the pass or group to stop after, ``dtype`` promotes the captured graph (float64 for
+    exact comparison), ``compare`` checks the capture against the eager model, ``executable``
+    refuses settings that can't run yet. Raises an AutoshardError that names place and remedy.
+    """
+    resolved = resolve(plan, describe(model), world_size)
+    if executable:
+        resolved.require_executable()
+    microbatch = first_microbatch(batch, resolved)
+    captured = capture(
+        model, microbatch, loss, mesh=resolved.mesh, training=training, compare=compare
+    )
+    if dtype is not None:
+        captured = promote(captured, dtype)
+    captured.num_microbatches = resolved.num_microbatches
+    remarks: list[Remark] = []
+    program = compile_program(
+        captured,
+        resolved,
+        pipeline or default_pipeline(),
+        until=until,
+        remarks=remarks,
+        observe=observe,
+        check=check,
+    )
+    return Compiled(program, resolved, tuple(remarks))
+
+
+def first_microbatch(batch: object, resolved: Resolved) -> object:
+    """Return the first micro-batch of ``batch``, which may be one micro-batch already.
+
+    Tensors are cut on dim 0; leaves of size 1 there and non-tensors go to every micro-batch.
+    Raises BatchError when a tensor has another number of samples than the plan says.
+    """
+    size, count = resolved.micro_batch_size, resolved.num_microbatches
+
+    def cut(path: tuple, leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.shape[0] == 1:
+            return leaf
+        if leaf.shape[0] not in (size, size * count):
+            name = pytree.keystr(path)
+            raise BatchError(
+                f"batch{name} has {leaf.shape[0]} samples, the plan says {size} x {count}",
+                span=resolved.plan.span("batch.micro_batch_size"),
+                help=f"give {size * count} samples (or one micro-batch of {size})",
+            )
+        return leaf[:size]
+
+    return pytree.tree_map_with_path(cut, batch)

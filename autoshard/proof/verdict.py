@@ -1,0 +1,68 @@
+"""The verdict: a row for each link of the chain from the plain model to what runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+LINKS = (
+    "capture",  # the graph is the eager model
+    "types",  # placements re-inferred over the joint graphs
+    "order",  # all ranks' collectives and transfers admit a run
+    "numbers",  # lock step against the plain model
+)
+
+
+class Status(Enum):
+    """How far a link was checked."""
+
+    PROVED = "proved"
+    CHECKED = "checked"  # numerically, on the shown sizes
+    UNPROVEN = "unproven"
+    WRONG = "wrong"
+    SKIPPED = "not compared"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one link; ``findings`` say what is wrong or unproven, one a line."""
+
+    link: str
+    status: Status
+    summary: str
+    findings: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All rows of one verification."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether nothing is wrong."""
+        return all(row.status is not Status.WRONG for row in self.rows)
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether nothing is wrong, unproven or skipped."""
+        return all(row.status in (Status.PROVED, Status.CHECKED) for row in self.rows)
+
+    def row(self, link: str) -> Row | None:
+        """Return the row of a link, None when it was not looked at."""
+        return next((row for row in self.rows if row.link == link), None)
+
+    def __str__(self) -> str:
+        lines = []
+        for row in self.rows:
+            lines.append(f"{row.link:<10} {row.status.value:<13} {row.summary}")
+            lines += [f"    {finding}" for finding in row.findings]
+        lines.append("verdict    " + ("equal" if self.is_good else "WRONG: do not run this plan"))
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the verdict as plain data."""
+        rows = [asdict(row) | {"status": row.status.value} for row in self.rows]
+        return {"good": self.is_good, "complete": self.is_complete, "rows": rows}

@@ -1,0 +1,191 @@
+"""Compare a compiled plan, in lock step, with the captured model on one process in float64.
+
+Both sides are the captured graph with its float32 casts promoted: models that cast inside would
+otherwise differ from themselves by 1e-7. The reference captures the *global* batch in one piece,
+so micro-batching, loss normalisation and every axis of the mesh are all on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.frontend import Compiled, compile_plan
+from autoshard.ir.batch import batch_leaves
+from autoshard.ir.capture import capture
+from autoshard.ir.graph_function import BATCH
+from autoshard.ir.program import Program
+from autoshard.ir.promote import promote
+from autoshard.mesh import Mesh
+from autoshard.plan import Plan
+from autoshard.testing.lockstep import StepRecord, adamw, run_lockstep
+
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest relative difference of one tensor, and the ratio of the two norms there."""
+
+    what: str  # "loss", "grad h.0.ln_1.weight", "norm", "param ..."
+    step: int
+    error: float
+    ratio: float  # ours / reference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All differences of a run, and both runs."""
+
+    differences: tuple[Difference, ...]
+    ours: tuple[StepRecord, ...]
+    reference: tuple[StepRecord, ...]
+
+    @property
+    def worst(self) -> Difference:
+        """Return the largest difference."""
+        return max(self.differences, key=lambda d: d.error)
+
+    def first_wrong(self, tolerance: float = TOLERANCE) -> Difference | None:
+        """Return the first difference above ``tolerance``: loss, then gradients in model order."""
+        return next((d for d in self.differences if not d.error <= tolerance), None)
+
+
+def compare_plan(
+    model: nn.Module,
+    plan: Plan,
+    batch: object,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    steps: int = 2,
+    max_norm: float | None = 1.0,
+    dtype: torch.dtype = torch.float64,
+    mutate: Callable[[Program], object] | None = None,
+) -> Comparison:
+    """Train ``steps`` steps both ways on the global ``batch`` and compare everything.
+
+    ``mutate`` may break the compiled program first, to see that the comparison notices.
+    """
+    compiled = compile_plan(model, plan, batch_share(batch, plan), loss, dtype=dtype)
+    if mutate is not None:
+        mutate(compiled.program)
+    return compare_compiled(compiled, model, batch, loss, steps, max_norm, dtype)
+
+
+def batch_share(batch: object, plan: Plan) -> object:
+    """Return the first micro-batch of a global batch."""
+    size = plan.batch.micro_batch_size
+    return {k: v[:size] for k, v in batch.items()} if isinstance(batch, dict) else batch
+
+
+def compare_compiled(
+    compiled: Compiled,
+    model: nn.Module,
+    batch: object,
+    loss: Callable[..., Tensor] | None,
+    steps: int,
+    max_norm: float | None,
+    dtype: torch.dtype,
+) -> Comparison:
+    """Compare a compiled program with its model; see ``compare_plan``."""
+    program = compiled.program
+    whole = promote(capture(model, batch, loss, mesh=Mesh(()), compare=False), dtype)
+    values = model_values(model, program, dtype)
+    leaves = {n: _promoted(v, dtype) for n, v in batch_leaves(batch).items()}
+    reference = train_reference(whole, values, leaves, steps, max_norm)
+    shares = split_over_dp(leaves, program.mesh.size("dp"))
+    ours = run_lockstep(program, values, [shares] * steps, max_norm=max_norm)
+    return Comparison(tuple(differences(ours, reference)), ours, reference)
+
+
+def model_values(model: nn.Module, program: Program, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the model's parameters and buffers by canonical name, floats as ``dtype``."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers()), **program.constants}
+    known = {spec.fqn for spec in program.params}
+    return {n: _promoted(v.detach(), dtype) for n, v in named.items() if n in known}
+
+
+def split_over_dp(leaves: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
+    """Return the local batches of ``size`` data parallel ranks: contiguous shares of dim 0."""
+    return [{n: v.chunk(size)[rank] for n, v in leaves.items()} for rank in range(size)]
+
+
+def train_reference(
+    program: Program,
+    values: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+    steps: int,
+    max_norm: float | None,
+) -> tuple[StepRecord, ...]:
+    """Train the captured forward graph with autograd, in one process, and record each step."""
+    trained = {s.fqn: values[s.fqn].clone().requires_grad_() for s in program.params.trainable()}
+    inputs = {**values, **program.constants, **trained}
+    optimizer = adamw(trained.values())
+    module = program.forward.module()
+    records = []
+    for _ in range(steps):
+        args = [
+            leaves[port.name] if port.kind == BATCH else inputs[port.name]
+            for port in program.forward.inputs
+        ]
+        loss = module(*args)[0]
+        loss.backward()
+        grads = {n: p.grad.clone() for n, p in trained.items() if p.grad is not None}
+        norm = None
+        if max_norm is not None:
+            norm = nn.utils.clip_grad_norm_(trained.values(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        params = {n: p.detach().clone() for n, p in trained.items()}
+        records.append(StepRecord(loss.detach(), grads, norm, params))
+    return tuple(records)
+
+
+def differences(ours: Sequence[StepRecord], reference: Sequence[StepRecord]) -> list[Difference]:
+    """Return the relative difference of every loss, gradient, norm and parameter, in order.
+
+    A tensor's error is max |a - b| / (max |b| + 1e-6 x the largest of its kind in the model), so
+    that gradients that are truly zero don't count.
+    """
+    found = []
+    for step, (a, b) in enumerate(zip(ours, reference, strict=True)):
+        found.append(_difference("loss", step, a.loss, b.loss, 0.0))
+        found += _differences("grad", step, a.grads, b.grads)
+        if b.norm is not None:
+            found.append(_difference("norm", step, a.norm, b.norm, 0.0))
+        found += _differences("param", step, a.params, b.params)
+    return found
+
+
+def _differences(
+    kind: str, step: int, ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]
+) -> list[Difference]:
+    floor = 1e-6 * max((v.abs().max().item() for v in reference.values() if v.numel()), default=0)
+    missing = [
+        Difference(f"{kind} {name}", step, float("inf"), 0.0)
+        for name in sorted(set(reference) ^ set(ours))
+    ]
+    return missing + [
+        _difference(f"{kind} {name}", step, ours[name], value, floor)
+        for name, value in reference.items()
+        if name in ours
+    ]
+
+
+def _difference(what: str, step: int, ours: Tensor, reference: Tensor, floor: float) -> Difference:
+    if ours.shape != reference.shape:
+        return Difference(what, step, float("inf"), 0.0)
+    if not reference.numel():
+        return Difference(what, step, 0.0, 1.0)
+    scale = reference.abs().max().item() + floor
+    gap = (ours - reference).abs().max().item()
+    norm = reference.norm().item()
+    ratio = ours.norm().item() / norm if norm else 1.0
+    return Difference(what, step, gap / scale if scale else gap, ratio)
+
+
+def _promoted(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
