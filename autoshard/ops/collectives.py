@@ -58,11 +58,11 @@ def unpack_blocks(parts: torch.Tensor, dim: int, blocks: list[int]) -> torch.Ten
 
 
 # copy_to -------------------------------------------------------------------------------------
-def _copy_to_backward(ctx, grad):
+def _copy_to_backward(ctx, grad) -> tuple[torch.Tensor | None, ...]:
     return all_reduce(grad, ctx.axis), None
 
 
-def _save_axis(ctx, inputs, output):
+def _save_axis(ctx, inputs, output) -> None:
     ctx.axis = inputs[1]
 
 
@@ -86,16 +86,16 @@ all_reduce = define(
 
 
 # all_gather ----------------------------------------------------------------------------------
-def _run_all_gather(comm, x, dim, blocks, axis, size, reduce_grad=False):
+def _run_all_gather(comm, x, dim, blocks, axis, size, reduce_grad=False) -> torch.Tensor:
     return unpack_blocks(comm.all_gather_start(x.contiguous(), axis).wait(), dim, blocks)
 
 
-def _save_shard(ctx, inputs, output):
+def _save_shard(ctx, inputs, output) -> None:
     ctx.dim, ctx.blocks, ctx.axis, ctx.size = inputs[1:5]
     ctx.reduce_grad = inputs[5] if len(inputs) > 5 else False
 
 
-def _all_gather_backward(ctx, grad):
+def _all_gather_backward(ctx, grad) -> tuple[torch.Tensor | None, ...]:
     op = reduce_scatter if ctx.reduce_grad else shard
     return op(grad, ctx.dim, ctx.blocks, ctx.axis, ctx.size), None, None, None, None, None
 
@@ -112,11 +112,11 @@ all_gather = define(
 
 
 # reduce_scatter ------------------------------------------------------------------------------
-def _gather_backward(ctx, grad):
+def _gather_backward(ctx, grad) -> tuple[torch.Tensor | None, ...]:
     return all_gather(grad, ctx.dim, ctx.blocks, ctx.axis, ctx.size), None, None, None, None
 
 
-def _run_reduce_scatter(comm, x, dim, blocks, axis, size):
+def _run_reduce_scatter(comm, x, dim, blocks, axis, size) -> torch.Tensor:
     return comm.reduce_scatter_start(pack_blocks(x, dim, blocks, size), axis).wait()
 
 
@@ -131,7 +131,7 @@ reduce_scatter = define(
 
 
 # shard ---------------------------------------------------------------------------------------
-def _run_shard(comm, x, dim, blocks, axis, size):
+def _run_shard(comm, x, dim, blocks, axis, size) -> torch.Tensor:
     return pack_blocks(x, dim, blocks, size)[comm.index(axis)]
 
 
@@ -163,7 +163,7 @@ class _Mapped:
         return self._finish(self._work.wait())
 
 
-def _run_all_gather_start(comm, x, dim, blocks, axis, size):
+def _run_all_gather_start(comm, x, dim, blocks, axis, size) -> _Mapped:
     work = comm.all_gather_start(x.contiguous(), axis)
     return _Mapped(work, lambda parts: unpack_blocks(parts, dim, blocks))
 
@@ -201,7 +201,7 @@ tied_all_reduce = define(
 
 
 # Flat buckets ----------------------------------------------------------------------------------
-def _run_pack(comm, values, length):
+def _run_pack(comm, values, length) -> torch.Tensor:
     flat = values[0].new_zeros(length)
     offset = 0
     for value in values:
@@ -217,7 +217,7 @@ pack = define(
 )
 
 
-def _run_view_at(comm, flat, offset, shape):
+def _run_view_at(comm, flat, offset, shape) -> torch.Tensor:
     return flat[offset : offset + math.prod(shape)].view(shape)
 
 
