@@ -19,6 +19,10 @@ COMMANDS = {
     "plan": "check, format, show and draft plan files",
     "explain": "print the page of an error code",
     "simulate": "print the grid, bubbles and memory of a pipeline schedule",
+    "inspect": "compile a plan and show what became of a model",
+    "diff": "compare two plans for one model: memory, traffic, bubble",
+    "verify": "prove a plan equal to the plain model, and free of deadlock",
+    "passes": "list the passes with their contracts",
 }
 USAGE_ERROR = 2
 OUR_ERROR = 3

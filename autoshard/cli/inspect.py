@@ -1,0 +1,148 @@
+"""`autoshard inspect`: what a plan makes of a model - passes, memory, traffic, schedule, graphs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from autoshard.cli.common import add_common, add_model, add_world, build_model
+from autoshard.cli.plan_files import read
+from autoshard.dsl.load import load
+from autoshard.plan import Plan
+
+if TYPE_CHECKING:
+    from autoshard.frontend import Compiled
+    from autoshard.ir.graph_function import GraphFunction
+    from autoshard.ir.program import Program
+
+PASS_HELP = "show the program after this pass, or after the last pass of this group: capture, "
+PASS_HELP += "fuse, tensor, pipeline, joint, zero, schedule"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("inspect", help="compile a plan and show what became of a model")
+    parser.add_argument("plan", metavar="PLAN", help="a plan file")
+    add_model(parser)
+    add_world(parser)
+    parser.add_argument("--set", dest="sets", action="append", default=[], metavar="K=V")
+    parser.add_argument("--pass", dest="until", metavar="NAME", help=PASS_HELP)
+    parser.add_argument("--diff", action="store_true", help="with --pass: only what it changed")
+    parser.add_argument("--stage", type=int, default=0, help="with --pass: the stage to show")
+    parser.add_argument(
+        "--phase", default=None, help="with --pass: only graph F, I, W, U or R"
+    )
+    parser.add_argument("--full", action="store_true", help="do not fold identical layers")
+    parser.add_argument("--remarks", action="store_true", help="show what the passes remarked")
+    parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile and print; no process group, no GPU, nothing is trained."""
+    plan = load(read(args.plan), args.sets).require()
+    if args.until:
+        print(_pass_text(args, plan))
+        return 0
+    compiled = _compile(args, plan)
+    print(_as_json(compiled.program) if args.json else _report(args, compiled))
+    return 0
+
+
+def _compile(args: argparse.Namespace, plan: Plan, until: str | None = None) -> Compiled:
+    from autoshard.frontend import compile_plan
+
+    built = build_model(args.model)
+    return compile_plan(
+        built.model, plan, built.batch, built.loss, world_size=args.world, until=until
+    )
+
+
+def _report(args: argparse.Namespace, compiled: Compiled) -> str:
+    from autoshard.cost import report
+
+    program, resolved = compiled.program, compiled.resolved
+    planned = [f"planned, not executable yet: {text}" for text, _ in resolved.not_executable]
+    sections = [
+        f"plan   {args.plan}      mesh {report.mesh_text(program.mesh)}      batch "
+        f"{resolved.micro_batch_size} x {resolved.num_microbatches} x "
+        f"{program.mesh.size('dp')} = {resolved.global_batch_size}",
+        *planned,
+        report.passes_table(program),
+        "memory of one rank of each stage (upper bound: peaks need not coincide)",
+        report.memory_table(program, plan_optimizer(resolved.plan)),
+        "traffic of one rank of each stage in one step",
+        report.traffic_table(program) or "none",
+        report.schedule_text(program),
+    ]
+    if args.remarks:
+        sections.append("\n".join(map(str, compiled.remarks)))
+    return "\n\n".join(sections)
+
+
+def plan_optimizer(plan: Plan) -> str:
+    """Return the optimizer the report assumes."""
+    return plan.assume.optimizer or "adamw"
+
+
+def _as_json(program: Program) -> str:
+    from dataclasses import asdict
+
+    from autoshard.cost.memory import memory
+    from autoshard.cost.traffic import traffic
+
+    stages = [asdict(stage) | {"total": stage.total} for stage in memory(program)]
+    found = {
+        "passes": [asdict(entry) for entry in program.journal],
+        "memory": stages,
+        "traffic": [asdict(row) for row in traffic(program)],
+        "schedule": str(program.schedule).splitlines(),
+    }
+    return json.dumps(found, indent=2)
+
+
+def _pass_text(args: argparse.Namespace, plan: Plan) -> str:
+    from autoshard.ir.printer import print_function
+
+    after = _compile(args, plan, args.until)
+    if not args.diff:
+        shown = _chosen(args, after.program)
+        texts = [f"{name}\n{print_function(f, fold=not args.full)}" for name, f in shown]
+        return "\n\n".join([*texts, *_schedule_of(after.program)])
+    return _diff_text(args, plan, after)
+
+
+def _diff_text(args: argparse.Namespace, plan: Plan, after: Compiled) -> str:
+    """Print what the pass, or all passes of the group, changed against the one before."""
+    from autoshard.ir.diff import diff_blocks, render
+    from autoshard.ir.printer import function_lines
+    from autoshard.passes.pipelines import default_pipeline
+
+    steps = default_pipeline().until(args.until).passes
+    first = next(i for i, step in enumerate(steps) if args.until in (step.name, step.group))
+    if first == 0:
+        return "the first pass has nothing before it to differ from"
+    before = _compile(args, plan, steps[first - 1].name)
+    texts = []
+    for (_, old), (name, new) in zip(
+        _chosen(args, before.program), _chosen(args, after.program), strict=False
+    ):
+        diffs = diff_blocks(function_lines(old), function_lines(new))
+        texts.append(f"{name}\n{render(diffs)}")
+    return "\n\n".join(texts)
+
+
+def _chosen(args: argparse.Namespace, program: Program) -> list[tuple[str, GraphFunction]]:
+    """Return the graphs that --stage and --phase leave, with their names."""
+    named = [(n, f) for n, f in program.functions() if n != "prelude"]
+    if program.stages:
+        named = [(n, f) for n, f in named if n.startswith(f"stage{args.stage}.")]
+    if args.phase:
+        named = [(n, f) for n, f in named if n.endswith(f".{args.phase}")]
+    return named
+
+
+def _schedule_of(program: Program) -> list[str]:
+    return [str(program.schedule)] if program.schedule is not None else []

@@ -1,0 +1,65 @@
+"""`autoshard verify`: prove a plan equal to the plain model before anything is launched."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from autoshard.cli.common import add_common, add_model, build_model
+from autoshard.cli.plan_files import read
+from autoshard.diagnostics import ScheduleError
+from autoshard.dsl.load import load
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("verify", help="prove a plan equal to the plain model")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan file")
+    add_model(parser, required=False)
+    parser.add_argument("--set", dest="sets", action="append", default=[], metavar="K=V")
+    parser.add_argument("--no-numbers", action="store_true", help="static checks only")
+    parser.add_argument("--steps", type=int, default=2, help="optimizer steps in lock step")
+    parser.add_argument(
+        "--schedule", metavar="CSV", help="check a schedule alone (torch's CSV)"
+    )
+    parser.add_argument("--strict", action="store_true", help="fail on anything unproven, too")
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the verdict; 1 when something is wrong (or, with --strict, unproven)."""
+    if args.schedule:
+        return _run_schedule(args.schedule)
+    if not args.plan or not args.model:
+        print("autoshard verify: give a PLAN and --model, or --schedule CSV")
+        return 2
+    from autoshard.verify import verify
+
+    built = build_model(args.model)
+    plan = load(read(args.plan), args.sets).require()
+    verdict = verify(
+        built.model,
+        plan,
+        built.batch,
+        built.loss,
+        numbers=not args.no_numbers,
+        steps=args.steps,
+    )
+    print(json.dumps(verdict.to_json(), indent=2) if args.json else verdict)
+    return 0 if (verdict.is_complete if args.strict else verdict.is_good) else 1
+
+
+def _run_schedule(path: str) -> int:
+    """Check a schedule made elsewhere: complete, in order, and free of deadlock."""
+    from autoshard.schedule.schedule import Schedule
+    from autoshard.schedule.validate import validate_schedule
+
+    if not Path(path).is_file():
+        raise ScheduleError(f"there is no file '{path}'")
+    schedule = Schedule.from_csv(Path(path).read_text(), Path(path).stem)
+    validate_schedule(schedule)
+    print(f"{path}: {schedule.num_ranks} ranks, {schedule.num_stages} stages: valid")
+    return 0

@@ -1,0 +1,146 @@
+"""Infer placements forward through one graph by the rule table, converting nothing."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.node_info import info, val
+from autoshard.ir.params import Flat, ParamSpec
+from autoshard.ir.placement import REPLICATE, Placement, Shard
+from autoshard.ir.program import Program
+from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
+from autoshard.ir.rules.table import choose
+from autoshard.ops import collectives
+
+Value = Placement | None  # None: not known, something before it has no rule
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The mesh axis that is looked at; over dp the graph's shapes are taken as they are."""
+
+    name: str
+    size: int
+
+    @property
+    def scale(self) -> int:
+        """Return by what a split dimension of a graph's value is longer globally."""
+        return 1 if self.name == "dp" else self.size
+
+
+@dataclass
+class Inference:
+    """The placements of one graph's values along one axis."""
+
+    program: Program
+    axis: Axis
+    env: dict[Node, Value | tuple[Value, ...]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    unproven: Counter[str] = field(default_factory=Counter)
+
+    def walk(self, function: GraphFunction) -> None:
+        """Infer every call in order; the placements of the placeholders are in ``env``."""
+        for node in function.graph.find_nodes(op="placeholder"):
+            self.env.setdefault(node, None)
+        for node in function.graph.nodes:
+            if node.op == "call_function":
+                self.env[node] = self._infer(node)
+
+    def _infer(self, node: Node) -> Value | tuple[Value, ...]:
+        if node.target is operator.getitem:
+            return self._item(node)
+        if node.target is collectives.view_at:
+            return self._param_view(node)
+        ins = tuple(self.env[n] for n in tensor_inputs(node))
+        count = len(shapes_of(node))
+        if any(value is None for value in ins):
+            return None if count == 1 else (None,) * count
+        choice = self._consistent_choice(node, ins)
+        if not choice.proven:
+            self.unproven[str(node.target)] += 1
+            return None if count == 1 else (None,) * count
+        if choice.wants != ins:
+            self._report(node, ins, choice.wants)
+        return choice.outs[0] if count == 1 else choice.outs
+
+    def _consistent_choice(self, node: Node, ins: tuple[Placement, ...]) -> Choice:
+        """Return the rule's choice for global output shapes that agree with what it chose.
+
+        The graph holds local shapes; which dimension of an output is longer globally follows
+        from the placement that the rule infers from the global shape. So each is tried.
+        """
+        local = shapes_of(node)
+        dims = range(max((len(shape) for shape in local), default=0))
+        guesses = [Shard(dim) for dim in dims] if any(isinstance(p, Shard) for p in ins) else []
+        first = None
+        for guess in (*guesses, REPLICATE):
+            outs = tuple(self._global(shape, guess) for shape in local)
+            for _ in range(2):
+                choice = self._choose(node, ins, outs)
+                first = first or choice
+                agreed = tuple(map(self._global, local, choice.outs))
+                if agreed == outs and choice.wants == ins:
+                    return choice
+                outs = agreed
+        return first
+
+    def _choose(self, node: Node, ins: tuple[Placement, ...], outs: tuple[Shape, ...]) -> Choice:
+        def shapes(other: Node) -> tuple[Shape, ...]:
+            return outs if other is node else self._shapes(other)
+
+        return choose(call_of(node, self.axis.scale, shapes, axis=self.axis.name), ins)
+
+    def _item(self, node: Node) -> Value:
+        source, index = node.args
+        values = self.env[source]
+        if not isinstance(values, tuple):
+            return values
+        tensors = [i for i, v in enumerate(val(source)) if isinstance(v, torch.Tensor)]
+        return values[tensors.index(index)]
+
+    def _param_view(self, node: Node) -> Value:
+        """Return the placement of the parameter that is read out of a gathered flat bucket."""
+        spec = self._param_at(node)
+        return None if spec is None else spec.placements.get(self.axis.name, REPLICATE)
+
+    def _param_at(self, node: Node) -> ParamSpec | None:
+        offset, shape = node.args[1], tuple(node.args[2])
+        path = info(node).path
+        for spec in self.program.params:
+            held = spec.storage
+            if not isinstance(held, Flat) or held.offset != offset:
+                continue
+            if spec.local_shape(self.program.mesh) == shape and spec.fqn.startswith(path):
+                return spec
+        return None
+
+    def _shapes(self, node: Node) -> tuple[Shape, ...]:
+        """Return the global shapes of an input's tensors."""
+        held, local = self.env[node], shapes_of(node)
+        placements = held if isinstance(held, tuple) else (held,) * len(local)
+        return tuple(map(self._global, local, placements))
+
+    def _global(self, shape: Shape, placement: Value) -> Shape:
+        if not isinstance(placement, Shard) or placement.dim >= len(shape):
+            return shape
+        scaled = list(shape)
+        scaled[placement.dim] *= self.axis.scale
+        return tuple(scaled)
+
+    def _report(self, node: Node, ins: tuple[Value, ...], wants: tuple[Value, ...]) -> None:
+        record = info(node)
+        names = [str(n) for n in tensor_inputs(node)]
+        bad = [
+            f"operand {i} (%{name}) is {have}, must be {want}"
+            for i, (name, have, want) in enumerate(zip(names, ins, wants, strict=True))
+            if have != want
+        ]
+        place = f"{record.path or 'model'} ({record.source or 'no source'})"
+        line = f", plan line {record.span.line}" if record.span else ""
+        self.wrong.append(f"{node.target} in {place}{line}: {'; '.join(bad)}")

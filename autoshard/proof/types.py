@@ -1,0 +1,111 @@
+"""Re-infer every placement over the lowered graphs, forward and backward, and check the ends.
+
+Passes and this checker share the rule table but nothing else: here no conversion is allowed, an
+operand must already lie as its rule wants it. The ends are then fixed by the model alone: a
+parameter's gradient lies as the parameter over tp and is Partial over dp until it is reduced, the
+loss is whole over tp and Partial over dp, no Partial crosses a stage boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autoshard.ir.graph_function import BOUNDARY, GRAD, LOSS, SAVED, TANGENT, GraphFunction
+from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement
+from autoshard.ir.program import Program, Stage
+from autoshard.proof.infer import Axis, Inference, Value
+from autoshard.proof.sources import cotangent, source_placement
+
+COMPUTE_PHASES = ("F", "I", "W")
+
+
+@dataclass
+class TypeFindings:
+    """What the check of one axis found; ``unproven`` maps an operator's name to its count."""
+
+    wrong: list[str] = field(default_factory=list)
+    unproven: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0  # nodes whose placement was inferred
+
+
+def check_types(program: Program) -> TypeFindings:
+    """Check all stages and axes of a program at level JOINT or below."""
+    findings = TypeFindings()
+    for name in ("tp", "dp"):
+        if program.mesh.size(name) > 1 or (name == "dp" and program.num_microbatches > 1):
+            _check_axis(program, Axis(name, program.mesh.size(name)), findings)
+    return findings
+
+
+def _check_axis(program: Program, axis: Axis, findings: TypeFindings) -> None:
+    boundary: dict[str, Value] = {}
+    for stage in program.stages:
+        boundary = _check_stage(program, stage, axis, boundary, findings)
+
+
+def _check_stage(
+    program: Program,
+    stage: Stage,
+    axis: Axis,
+    received: Mapping[str, Value],
+    findings: TypeFindings,
+) -> dict[str, Value]:
+    """Check one stage's phases in order and return the placements of what it sends on."""
+    saved: dict[str, Value] = {}
+    sent: dict[str, Value] = {}
+    for phase in COMPUTE_PHASES:
+        function = stage.phases.get(phase)
+        if function is None:
+            continue
+        run = Inference(program, axis)
+        for port, node in zip(function.inputs, function.placeholders, strict=True):
+            run.env[node] = source_placement(program, axis, port, received, sent, saved)
+        run.walk(function)
+        where = f"stage {stage.index}, {phase}, {axis.name}"
+        findings.wrong += [f"{where}: {text}" for text in run.wrong]
+        findings.nodes += len(run.env)
+        for op, count in run.unproven.items():
+            findings.unproven[op] = findings.unproven.get(op, 0) + count
+        saved |= _named(function, SAVED, run)
+        sent |= _named(function, BOUNDARY, run)
+        ends = _check_ends(program, function, axis, run, received)
+        findings.wrong += [f"{where}: {text}" for text in ends]
+    return sent
+
+
+def _named(function: GraphFunction, kind: str, run: Inference) -> dict[str, Value]:
+    named = function.named_results(kind).items()
+    return {name: run.env[node] for name, node in named if node is not None}
+
+
+def _check_ends(
+    program: Program,
+    function: GraphFunction,
+    axis: Axis,
+    run: Inference,
+    received: Mapping[str, Value],
+) -> Iterator[str]:
+    for port, node in zip(function.outputs, function.results, strict=True):
+        value = run.env.get(node) if node is not None else None
+        if value is None:
+            continue
+        if port.kind == BOUNDARY and isinstance(value, Partial):
+            yield f"'{port.name}' crosses the stage boundary as a partial sum"
+        expected = _expected(program, axis, port.kind, port.name, received)
+        if expected is not None and value != expected:
+            yield f"{port.kind} '{port.name}' is {value} and must be {expected}"
+
+
+def _expected(
+    program: Program, axis: Axis, kind: str, name: str, received: Mapping[str, Value]
+) -> Placement | None:
+    """Return how an output must lie, None where nothing is known."""
+    if kind == LOSS:
+        return PARTIAL if axis.name == "dp" else REPLICATE
+    if kind == GRAD:
+        placement = program.params[name].placements.get(axis.name, REPLICATE)
+        return PARTIAL if axis.name == "dp" else placement
+    if kind == TANGENT and received.get(name) is not None:
+        return cotangent(axis, received[name])
+    return None

@@ -1,0 +1,110 @@
+"""``verify``: is the compiled plan equal to the plain model, and free of deadlock?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from autoshard.diagnostics import AutoshardError
+from autoshard.frontend import compile_plan
+from autoshard.ir.program import Program
+from autoshard.plan import Plan
+from autoshard.proof.order import prove_program
+from autoshard.proof.types import check_types
+from autoshard.proof.verdict import Row, Status, Verdict
+from autoshard.testing.equivalence import TOLERANCE, Comparison, compare_compiled
+
+SHOWN = 8  # findings of one row that are printed
+
+
+def verify(
+    model: nn.Module,
+    plan: Plan,
+    batch: object,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    numbers: bool = True,
+    steps: int = 2,
+    mutate: Callable[[Program], object] | None = None,
+) -> Verdict:
+    """Check capture, placement types, deadlock order and, in lock step, the numbers.
+
+    ``batch`` is the global batch. ``mutate`` may break each compiled program first. Raises an
+    AutoshardError only where the plan does not compile.
+    """
+    compiled = compile_plan(model, plan, batch, loss, compare=True, executable=True)
+    if mutate is not None:
+        mutate(compiled.program)
+    rows = [Row("capture", Status.CHECKED, "loss and every gradient equal the eager model's")]
+    rows.append(_timed(lambda: _types(compiled.program)))
+    rows.append(_timed(lambda: _order(compiled.program)))
+    if numbers:
+        rows.append(_timed(lambda: _numbers(model, plan, batch, loss, steps, mutate)))
+    return Verdict(tuple(rows))
+
+
+def _types(program: Program) -> Row:
+    found = check_types(program)
+    if found.wrong:
+        summary = f"{len(found.wrong)} placements are wrong"
+        return Row("types", Status.WRONG, summary, tuple(found.wrong[:SHOWN]))
+    if found.unproven:
+        ops = tuple(f"{op}: no rule, {n} times" for op, n in sorted(found.unproven.items()))
+        return Row("types", Status.UNPROVEN, f"{len(ops)} operators have no rule", ops)
+    return Row(
+        "types", Status.PROVED, f"{found.nodes} placements re-inferred"
+    )
+
+
+def _order(program: Program) -> Row:
+    verdicts = [prove_program(program, semantics) for semantics in ("rendezvous", "streams")]
+    bad = [v for v in verdicts if not v.ok]
+    if bad:
+        return Row("order", Status.WRONG, "the ranks can deadlock", (str(bad[0]),))
+    return Row("order", Status.PROVED, "no deadlock under rendezvous and under ordered streams")
+
+
+def _numbers(
+    model: nn.Module,
+    plan: Plan,
+    batch: object,
+    loss: Callable[..., Tensor] | None,
+    steps: int,
+    mutate: Callable[[Program], object] | None,
+) -> Row:
+    """Run all ranks in lock step in float64 beside the captured model on one process."""
+    dtype = torch.float64
+    compiled = compile_plan(model, plan, batch, loss, dtype=dtype)
+    if mutate is not None:
+        mutate(compiled.program)
+    ranks = compiled.program.mesh.world_size
+    try:
+        comparison = compare_compiled(compiled, model, batch, loss, steps, 1.0, dtype)
+    except AutoshardError as error:
+        return Row("numbers", Status.WRONG, "lock step stopped", (str(error),))
+    return _judge(comparison, ranks, steps)
+
+
+def _judge(comparison: Comparison, ranks: int, steps: int) -> Row:
+    wrong = comparison.first_wrong()
+    if wrong is not None:
+        finding = (
+            f"first difference: {wrong.what}, step {wrong.step}: relative error {wrong.error:.2e}, "
+            f"ours / reference = {wrong.ratio:.4g}"
+        )
+        return Row("numbers", Status.WRONG, "lock step differs from the plain model", (finding,))
+    worst = comparison.worst
+    summary = (
+        f"{ranks} ranks, {steps} steps in float64: loss, gradients, norm and parameters within "
+        f"{worst.error:.1e} (limit {TOLERANCE:.0e})"
+    )
+    return Row("numbers", Status.CHECKED, summary)
+
+
+def _timed(check: Callable[[], Row]) -> Row:
+    start = time.perf_counter()
+    row = check()
+    return Row(row.link, row.status, row.summary, row.findings, time.perf_counter() - start)
