@@ -17,15 +17,15 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	@mkdir -p build/types/autoshard
 	@ln -sfn $(CURDIR)/autoshard/* $(CURDIR)/passes $(CURDIR)/dsl build/types/autoshard/
-	$(BIN)/mypy
+	$(BIN)/python -m mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info autoshard/*.so
