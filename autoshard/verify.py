@@ -54,9 +54,7 @@ def _types(program: Program) -> Row:
     if found.unproven:
         ops = tuple(f"{op}: no rule, {n} times" for op, n in sorted(found.unproven.items()))
         return Row("types", Status.UNPROVEN, f"{len(ops)} operators have no rule", ops)
-    return Row(
-        "types", Status.PROVED, f"{found.nodes} placements re-inferred"
-    )
+    return Row("types", Status.PROVED, f"{found.nodes} placements re-inferred")
 
 
 def _order(program: Program) -> Row:

@@ -30,9 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--pass", dest="until", metavar="NAME", help=PASS_HELP)
     parser.add_argument("--diff", action="store_true", help="with --pass: only what it changed")
     parser.add_argument("--stage", type=int, default=0, help="with --pass: the stage to show")
-    parser.add_argument(
-        "--phase", default=None, help="with --pass: only graph F, I, W, U or R"
-    )
+    parser.add_argument("--phase", default=None, help="with --pass: only graph F, I, W, U or R")
     parser.add_argument("--full", action="store_true", help="do not fold identical layers")
     parser.add_argument("--remarks", action="store_true", help="show what the passes remarked")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")

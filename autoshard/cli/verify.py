@@ -20,9 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="K=V")
     parser.add_argument("--no-numbers", action="store_true", help="static checks only")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps in lock step")
-    parser.add_argument(
-        "--schedule", metavar="CSV", help="check a schedule alone (torch's CSV)"
-    )
+    parser.add_argument("--schedule", metavar="CSV", help="check a schedule alone (torch's CSV)")
     parser.add_argument("--strict", action="store_true", help="fail on anything unproven, too")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     add_common(parser)
