@@ -7,7 +7,7 @@ from pathlib import Path
 from autoshard.cli.common import add_common
 from autoshard.diagnostics import AutoshardError, ScheduleError
 from autoshard.schedule import SCHEDULES, Costs, Schedule, make_schedule, validate_schedule
-from autoshard.schedule.costs import UNIT, parse_costs
+from autoshard.schedule.costs import Number, parse_costs
 from autoshard.schedule.render import chrome_trace, render_grid
 from autoshard.schedule.simulate import Simulation, simulate
 
@@ -23,6 +23,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--virtual", type=int, metavar="V", help="stages a rank holds")
     parser.add_argument("--in-flight", type=int, metavar="N", help="most microbatches a rank holds")
     parser.add_argument("--cost", metavar="F,I,W,SEND", help="times per stage (default 1,1,1,0)")
+    parser.add_argument(
+        "--kept", metavar="SHARE", help="of an activation, between I and W (default 1)"
+    )
     parser.add_argument("--csv", metavar="FILE", help="write the schedule in torch's CSV form")
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace (Perfetto opens it)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -31,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print, and write the files asked for."""
-    costs = parse_costs(args.cost) if args.cost else UNIT
+    costs = parse_costs(args.cost or "1,1,1,0", args.kept or "1")
     schedule = _schedule(args, costs)
     simulation = simulate(schedule, costs)
     if args.csv:
@@ -82,7 +85,7 @@ def _facts(simulation: Simulation) -> dict[str, object]:
         "span_bubble": float(simulation.span_bubble),
         "step_time": float(simulation.step_time),
         "peak_activations": list(simulation.peak_in_flight()),
-        "peak_activations_to_input_gradient": list(simulation.peak_in_flight("input")),
+        "peak_activations_to_input_gradient": list(simulation.peak_in_flight(kept=0)),
         "critical_path": [str(timed.action) for timed in simulation.critical_path()],
     }
 
@@ -101,14 +104,14 @@ def _text(simulation: Simulation) -> str:
             "first to last action",
             f"  activations in flight, most per rank: {_numbers(simulation.peak_in_flight())}",
             f"    counted to the input gradient only:  "
-            f"{_numbers(simulation.peak_in_flight('input'))}",
+            f"{_numbers(simulation.peak_in_flight(kept=0))}",
             "",
             render_grid(simulation),
         ]
     )
 
 
-def _numbers(values: tuple[int, ...]) -> str:
+def _numbers(values: tuple[Number, ...]) -> str:
     return " ".join(str(value) for value in values)
 
 

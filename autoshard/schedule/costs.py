@@ -1,6 +1,6 @@
-"""How long the actions of a schedule take, in any one unit of time."""
+"""How long the actions of a schedule take, in any one unit of time, and what they hold."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,21 +17,24 @@ class Costs:
 
     A field is one number for all stages or a tuple with one number a stage; `send[s]` is the
     time between stage `s` and `s + 1`, either way. `B` takes `I + W`. With integers or fractions
-    every simulated time is exact.
+    every simulated time is exact. `kept` is the share of an activation that is still held between
+    the input gradient and the weight gradient.
     """
 
     F: PerStage = 1
     I: PerStage = 1  # noqa: E741 - the field's word
     W: PerStage = 1
     send: PerStage = 0
+    kept: Number = 1
 
     def __post_init__(self) -> None:
-        """Refuse times that are negative."""
+        """Refuse times that are negative, and a share that isn't one."""
         for word in ("F", "I", "W", "send"):
-            value = getattr(self, word)
-            values = value if isinstance(value, tuple) else (value,)
+            values = _values(getattr(self, word))
             if not values or min(values) < 0:
-                raise ScheduleError(f"cost {word} must not be negative; got {value}")
+                raise ScheduleError(f"cost {word} must not be negative; got {getattr(self, word)}")
+        if not 0 <= self.kept <= 1:
+            raise ScheduleError(f"kept is a share from 0 to 1; got {self.kept}")
 
     def of(self, action: Action) -> Number:
         """Return the time of a compute action."""
@@ -54,19 +57,29 @@ class Costs:
                 f"cost send has {len(self.send)} boundaries, the schedule {num_stages - 1}"
             )
 
+    def whole(self) -> "Costs":
+        """Return the same costs in a unit that makes every time an integer; floats stay."""
+        rows = [_values(getattr(self, word)) for word in ("F", "I", "W", "send")]
+        if any(isinstance(value, float) for row in rows for value in row):
+            return self
+        scale = math.lcm(*(Fraction(value).denominator for row in rows for value in row))
+        scaled = [tuple(int(value * scale) for value in row) for row in rows]
+        f, i, w, send = (row[0] if len(row) == 1 else row for row in scaled)
+        return Costs(f, i, w, send, self.kept)
 
-UNIT = Costs()
 
-
-def parse_costs(text: str) -> Costs:
-    """Return the costs written as ``F,I,W`` or ``F,I,W,SEND``, kept exact as fractions."""
+def parse_costs(text: str, kept: str = "1") -> Costs:
+    """Return the costs written as ``F,I,W`` or ``F,I,W,SEND``, exact as fractions."""
     words = text.split(",")
     if len(words) not in (3, 4):
         raise ScheduleError(f"costs are F,I,W or F,I,W,SEND; got {len(words)} numbers in '{text}'")
     try:
-        return Costs(*(_exact(word) for word in words))
+        f, i, w, send = (_exact(word) for word in (*words, "0")[:4])
+        return Costs(f, i, w, send, _exact(kept))
     except ValueError as error:
-        raise ScheduleError(f"costs are numbers, as in '1,1,1,0'; got '{text}'") from error
+        raise ScheduleError(
+            f"costs are numbers, as in '1,1,1,0' and 1; got '{text}' and '{kept}'"
+        ) from error
 
 
 def _exact(word: str) -> Number:
@@ -74,5 +87,12 @@ def _exact(word: str) -> Number:
     return int(value) if value.denominator == 1 else value
 
 
+def _values(value: PerStage) -> tuple[Number, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _at(value: PerStage, stage: int) -> Number:
-    return value[stage] if isinstance(value, Sequence) else value
+    return value[stage] if isinstance(value, tuple) else value
+
+
+UNIT = Costs()

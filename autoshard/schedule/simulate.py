@@ -9,14 +9,11 @@ counts when each rank may begin the next step early.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
-from autoshard.schedule.action import COMPUTE, Action, Kind
+from autoshard.schedule.action import Action, Kind
 from autoshard.schedule.costs import UNIT, Costs, Number
 from autoshard.schedule.schedule import Schedule
 from autoshard.schedule.timeline import Timed, needs, produces, run_clock
-
-ReleaseAt = Literal["weight", "input"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,13 @@ class Simulation:
         """Return the mean idle share of the ranks over the longest span of a rank."""
         return self._idle_share(max(self.spans))
 
-    def peak_in_flight(self, release_at: ReleaseAt = "weight") -> tuple[int, ...]:
-        """Return the most activations each rank holds at once, from F to W (or B).
+    def peak_in_flight(self, kept: Number = 1) -> tuple[Number, ...]:
+        """Return the most activations each rank holds at once.
 
-        `release_at="input"` counts them from F to the input gradient only: what a stage holds
-        when its saved values shrink to little after I.
+        A forward adds one, its input gradient releases all of it but the share `kept`, its weight
+        gradient the rest: 1 counts from F to W (or B), 0 from F to the input gradient.
         """
-        released = Kind.W if release_at == "weight" else Kind.I
-        return tuple(_peak(row, released) for row in self.ranks)
+        return tuple(_peak(row, kept) for row in self.ranks)
 
     def critical_path(self) -> tuple[Timed, ...]:
         """Return a chain of actions, each waiting for the one before, that ends the step last."""
@@ -110,11 +106,11 @@ def _keys(action: Action) -> Iterator[tuple[str, int, int]]:
         yield word, action.stage, action.microbatch
 
 
-def _peak(row: tuple[Timed, ...], released: Kind) -> int:
-    held = peak = 0
+def _peak(row: tuple[Timed, ...], kept: Number) -> Number:
+    change = {Kind.F: 1, Kind.B: -1, Kind.I: kept - 1, Kind.W: -kept}
+    held: Number = 0
+    peak: Number = 0
     for timed in row:
-        assert timed.action.kind in COMPUTE
-        held += timed.action.kind is Kind.F
+        held += change[timed.action.kind]
         peak = max(peak, held)
-        held -= timed.action.kind in (released, Kind.B)
     return peak

@@ -32,7 +32,7 @@ def lowered(name: str, num_ranks: int, num_microbatches: int) -> Schedule:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
 def test_every_lowered_schedule_runs_under_both_semantics_batched_or_not(name, num_ranks) -> None:
-    for num_microbatches in (1, 2, 3, 5, 8, 13):
+    for num_microbatches in (1, 3, 8, 13):
         schedule = lowered(name, num_ranks, num_microbatches)
         for is_batched in (False, True):
             programs = spell_out(schedule, is_batched=is_batched)

@@ -52,7 +52,7 @@ def test_both_bubbles_differ_when_ranks_may_begin_the_next_step_early() -> None:
 def test_activations_are_counted_to_the_weight_or_to_the_input_gradient() -> None:
     simulation = simulate(Schedule.from_csv("0F0,0I0,0F1,0I1,0W0,0W1"))
     assert simulation.peak_in_flight() == (2,)
-    assert simulation.peak_in_flight("input") == (1,)
+    assert simulation.peak_in_flight(kept=0) == (1,)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
