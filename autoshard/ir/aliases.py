@@ -1,0 +1,57 @@
+"""Which values are views, and of what: several names for one storage.
+
+A view costs no memory and next to no time, so it is never kept from one phase for the next: it is
+made again beside its use.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from autoshard.ops.collectives import view_at
+
+aten = torch.ops.aten
+
+# Aliases of their input although their schema doesn't say so.
+_HIDDEN_VIEWS = frozenset({aten._unsafe_view.default, view_at})
+
+
+def is_view(node: Node) -> bool:
+    """Tell whether ``node`` names storage that its first argument already holds."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(node.args[0])
+    if node.target in _HIDDEN_VIEWS:
+        return True
+    return isinstance(node.target, OpOverload) and _returns_alias(node.target)
+
+
+def view_base(node: Node) -> Node:
+    """Return the node whose storage ``node`` names: itself when it is no view."""
+    while is_view(node):
+        node = node.args[0]
+    return node
+
+
+def is_cheap(node: Node) -> bool:
+    """Tell whether ``node`` is made again rather than kept: a view, or an input in a new dtype."""
+    if node.target is aten._to_copy.default:
+        return view_base(node.args[0]).op == "placeholder"
+    return is_view(node)
+
+
+def cheap_base(node: Node) -> Node:
+    """Return what ``node`` is made again from: itself when it isn't cheap."""
+    while is_cheap(node):
+        node = node.args[0]
+    return node
+
+
+def _returns_alias(op: OpOverload) -> bool:
+    aliases = [result.alias_info for result in op._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
