@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 __all__ = (
@@ -29,6 +29,7 @@ __all__ = (
     "UnsupportedOperatorException",
     "export_functional",
     "fake_like",
+    "graph_under_trace",
     "make_fx",
     "quiet_export",
 )
@@ -51,6 +52,11 @@ def fake_like(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         if value.layout is not torch.strided:
             return torch.empty(value.shape, dtype=value.dtype)
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+
+def graph_under_trace() -> torch.fx.Graph:
+    """Return the graph that ``make_fx`` is building; for use inside the traced function only."""
+    return get_proxy_mode().tracer.graph
 
 
 def export_functional(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> ExportedProgram:

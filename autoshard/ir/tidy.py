@@ -1,0 +1,113 @@
+"""Remove from a traced graph what computes nothing: autograd's noise, idle views, twins."""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from autoshard.diagnostics import InternalError
+from autoshard.ir.aliases import is_view
+from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.node_info import info
+from autoshard.ops.collectives import copy_to
+from autoshard.ops.library import NAMESPACE
+
+aten = torch.ops.aten
+
+# Nodes that stand for their first argument. `copy_to` has done its work: its transpose, an
+# all_reduce, is in the backward graph.
+_IDENTITIES = frozenset({aten.detach.default, aten.alias.default, copy_to})
+_SAME_WHEN_SAME_SHAPE = frozenset(
+    {aten.view.default, aten._unsafe_view.default, aten.expand.default}
+)
+
+
+def tidy(function: GraphFunction) -> GraphFunction:
+    """Clean ``function`` in place and return it; values and their order stay the same."""
+    _refuse_mutation(function)
+    for node in list(function.graph.nodes):
+        _shorten_view(node)
+        stand_in = _stands_for(node)
+        if stand_in is not None:
+            node.replace_all_uses_with(stand_in)
+            function.graph.erase_node(node)
+    _merge_twins(function)
+    erase_dead(function)
+    return function
+
+
+def _shorten_view(node: Node) -> None:
+    """Let a view of a view of a contiguous value read that value itself."""
+    if node.target is not aten.view.default:
+        return
+    source = node.args[0]
+    while source.target in (aten.view.default, aten._unsafe_view.default):
+        if not source.args[0].meta["val"].is_contiguous():
+            break
+        source = source.args[0]
+    node.args = (source, *node.args[1:])
+
+
+def _stands_for(node: Node) -> Node | None:
+    """Return the earlier node whose value ``node`` repeats, or None."""
+    if node.op != "call_function":
+        return None
+    if node.target in _IDENTITIES:
+        return node.args[0]
+    if node.target in _SAME_WHEN_SAME_SHAPE and _same_layout(node, node.args[0]):
+        return node.args[0]
+    if node.target is aten.t.default and node.args[0].target is aten.t.default:
+        return node.args[0].args[0]
+    return None
+
+
+def _same_layout(a: Node, b: Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return x.shape == y.shape and x.stride() == y.stride()
+
+
+def _merge_twins(function: GraphFunction) -> None:
+    """Let equal operations on equal inputs be one node, within forward and within backward.
+
+    Not across: a value of the forward pass would then be kept for the backward pass that autograd
+    chose to compute again.
+    """
+    seen: dict[tuple[object, ...], Node] = {}
+    for node in list(function.graph.nodes):
+        if not _may_merge(node):
+            continue
+        # The text tells 1 from 1.0 and True; node names are unique.
+        key = (node.target, info(node).phase, repr(node.args), repr(node.kwargs))
+        first = seen.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            function.graph.erase_node(node)
+
+
+def _may_merge(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if not isinstance(node.target, OpOverload):
+        return True
+    random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not random and node.target.namespace != NAMESPACE
+
+
+def erase_dead(function: GraphFunction) -> None:
+    """Erase operations that nobody reads, then inputs that nobody reads."""
+    for node in reversed(list(function.graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            function.graph.erase_node(node)
+    pairs = list(zip(function.inputs, function.placeholders, strict=True))
+    function.inputs = tuple(port for port, node in pairs if node.users)
+    for _, node in pairs:
+        if not node.users:
+            function.graph.erase_node(node)
+
+
+def _refuse_mutation(function: GraphFunction) -> None:
+    for node in function.graph.nodes:
+        op = node.target
+        if isinstance(op, OpOverload) and op._schema.is_mutable and not is_view(node):
+            raise InternalError(f"lowering left the in-place operation {op} in the graph")
