@@ -1,0 +1,51 @@
+"""Normalisations over the last dims: those are whole, all dims before them may be split."""
+
+from __future__ import annotations
+
+import torch
+
+from autoshard.ir.placement import Placement
+from autoshard.ir.rules.call import Call, Choice, Rule
+from autoshard.ir.rules.factors import Factors, Labels, solve
+from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
+from autoshard.ops import add_rms_norm as _add_rms_norm  # noqa: F401
+
+aten = torch.ops.aten
+ours = torch.ops.autoshard
+
+
+def _norm(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``...h`` with parameters ``h``; statistics keep the dims before, with 1 for each of ``h``."""
+    rank = len(call.shapes[0])
+    shape = call.arguments.get("normalized_shape")
+    tail = len(shape) if shape is not None else 1
+    whole = frozenset(range(rank - tail, rank))
+    labels = tuple(range(rank))
+    ins_labels = tuple(labels[rank - len(s) :] for s in call.shapes)
+    outs = tuple(_visible(labels, out, call.shapes[0]) for out in call.outs)
+    return solve(Factors(ins_labels, outs, whole=whole), call, ins)
+
+
+def _visible(labels: Labels, out: tuple[int, ...], shape: tuple[int, ...]) -> Labels:
+    """Return the labels of an output: reduced dims have size 1 and no label."""
+    return tuple(
+        None if extent == 1 and shape[d] != 1 else labels[d] for d, extent in enumerate(out)
+    )
+
+
+def _group_norm(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``nc...``: only the samples are independent."""
+    labels = tuple(range(len(call.shapes[0])))
+    extra = tuple(("c",) * (len(s) == 1) for s in call.shapes[1:])
+    whole = frozenset({*labels[1:], "c"})
+    return solve(Factors((labels, *extra), (labels,), whole=whole), call, ins)
+
+
+TABLE: dict[object, Rule] = {
+    aten.layer_norm.default: _norm,
+    aten.native_layer_norm.default: _norm,
+    aten.rms_norm.default: _norm,
+    aten.group_norm.default: _group_norm,
+    ours.add_layer_norm.default: _norm,
+    ours.add_rms_norm.default: _norm,
+}

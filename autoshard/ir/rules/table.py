@@ -1,0 +1,47 @@
+"""The rule table: one rule per operator, joined from the families, and how to ask it."""
+
+from __future__ import annotations
+
+from autoshard.ir.placement import Placement
+from autoshard.ir.rules import (
+    attention,
+    communication,
+    contractions,
+    convolution,
+    factories,
+    indexing,
+    losses,
+    norms,
+    pointwise,
+    reductions,
+    views,
+)
+from autoshard.ir.rules.call import Call, Choice, Rule, replicate
+
+FAMILIES = (
+    pointwise,
+    views,
+    contractions,
+    reductions,
+    norms,
+    attention,
+    indexing,
+    losses,
+    factories,
+    convolution,
+    communication,
+)
+RULES: dict[object, Rule] = {op: rule for family in FAMILIES for op, rule in family.TABLE.items()}
+
+
+def has_rule(op: object) -> bool:
+    """Tell whether the table knows the operator."""
+    return op in RULES
+
+
+def choose(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Return what the operator's rule decides; without a rule everything is gathered, unproven."""
+    rule = RULES.get(call.op)
+    if rule is None:
+        return replicate(call, proven=False)
+    return rule(call, ins)
