@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -28,13 +27,11 @@ __all__ = (
     "FakeTensor",
     "FakeTensorMode",
     "UnsupportedOperatorException",
-    "all_gather_into",
     "export_functional",
     "fake_like",
     "graph_under_trace",
     "make_fx",
     "quiet_export",
-    "reduce_scatter_into",
 )
 
 # What export raises when Python needs a value that only exists at run time.
@@ -76,19 +73,3 @@ def quiet_export() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*torch.export.*")
         yield
-
-
-def all_gather_into(
-    out: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup
-) -> dist.Work | None:
-    """Start gathering ``value`` of all ranks into ``out``; the function's name changed in 2.13."""
-    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return call(out, value, group=group, async_op=True)
-
-
-def reduce_scatter_into(
-    out: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup
-) -> dist.Work | None:
-    """Start summing ``value`` over ranks, each keeping its part, into ``out``."""
-    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return call(out, value, group=group, async_op=True)

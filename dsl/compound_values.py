@@ -1,6 +1,6 @@
 """The kinds of values that hold others: paths, lists of words, calls, parts of a packed weight."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autoshard.diagnostics import Diagnostic
 from autoshard.dsl.nodes import quoted, text_of, wrong, wrong_word
@@ -82,10 +82,7 @@ class Calls:
                 node, "AS120", f"`{text}` needs arguments", "", (f"write {self._form(text)}",)
             )
         if not isinstance(node, CallValue) or text not in known:
-            forms = tuple(self._form(call).strip("`") for call in known)
-            fault = wrong_word(name, node, (*self.words, *known))
-            shown = f"one of: {', '.join((*self.words, *forms))}"
-            return replace(fault, help=(*fault.help[:-1], shown))
+            return wrong_word(name, node, (*self.words, *known))
         return self._call(node, dict(known[text]))
 
     def _call(self, node: CallValue, options: dict[str, tuple[str, ...]]) -> object:

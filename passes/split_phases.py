@@ -17,14 +17,13 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
-from autoshard.dsl.resolve import Resolved
 from autoshard.ir.aliases import cheap_base, is_cheap
 from autoshard.ir.extract import ancestors, extract
 from autoshard.ir.graph_function import BOUNDARY, GRAD, SAVED, TANGENT, GraphFunction, Port
 from autoshard.ir.node_info import info
 from autoshard.ir.program import Level, Program
-from autoshard.passes._schedules import compute_schedule
-from autoshard.schedule import Kind
+from autoshard.plan import Call
+from autoshard.schedule import SCHEDULES
 
 Ported = tuple[Port, Node]
 
@@ -55,7 +54,7 @@ class SplitPhases(Pass):
 
     def run(self, program: Program, ctx: PassContext) -> None:
         """Fill ``stage.phases`` of every stage."""
-        apart = self._apart(ctx.resolved)
+        apart = self._apart(ctx.resolved.plan.pipeline.schedule)
         for stage in program.stages:
             if stage.phases or stage.joint is None:
                 continue
@@ -63,11 +62,10 @@ class SplitPhases(Pass):
             stage.phases = split.phases() if program.training else {"F": split.forward()}
             ctx.note(f"stage {stage.index}", split.summary())
 
-    def _apart(self, resolved: Resolved) -> bool:
+    def _apart(self, schedule: str | Call) -> bool:
         if self.weights != "auto":
             return self.weights == "apart"
-        rows = compute_schedule(resolved).ranks
-        return any(action.kind is Kind.I for row in rows for action in row)
+        return isinstance(schedule, Call) or SCHEDULES[schedule].splits_backward
 
 
 class _Split:

@@ -1,0 +1,88 @@
+"""Other forms of operators that can run on local parts; rules name them in ``Choice.instead``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch.fx import Node
+
+from autoshard.ir.node_info import val
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ir.rules.call import bound_arguments
+from autoshard.ops.vocab import vocab_cross_entropy, vocab_embedding
+from autoshard.passes._placing import Reader
+
+aten = torch.ops.aten
+MEAN, SUM = 1, 2  # torch's numbers for `reduction`
+Form = Callable[[Rewriter, Node, Reader], list[Node]]
+
+
+def _add_bias_last(rewriter: Rewriter, node: Node, reader: Reader) -> list[Node]:
+    """``linear(x, w, b)`` --> ``add(linear(x, w), b)``: the sum over ranks lies between."""
+    if node.target is aten.linear.default:
+        x, weight, bias = node.args
+        product = rewriter.call(aten.linear.default, x, weight, like=node)
+    else:
+        bias, x, weight = node.args
+        product = rewriter.call(aten.mm.default, x, weight, like=node)
+    return [product, rewriter.call(aten.add.Tensor, product, bias, like=node)]
+
+
+def _sum_then_scale(rewriter: Rewriter, node: Node, reader: Reader) -> list[Node]:
+    """``mean(x, d)`` --> ``mul(sum(x, d), 1 / n)`` with n counted in the whole value."""
+    (x, *dims), kwargs = node.args, node.kwargs
+    op = aten.sum.dim_IntList if dims else aten.sum.default
+    total = rewriter.call(op, x, *dims, like=node, **kwargs)
+    count = prod(val(x).shape) // prod(val(node).shape)
+    return [total, rewriter.call(aten.mul.Tensor, total, 1.0 / count, like=node)]
+
+
+def _vocab_embedding(rewriter: Rewriter, node: Node, reader: Reader) -> list[Node]:
+    """``embedding(w S(0), i)`` --> ``vocab_embedding(w, i)``, a partial sum."""
+    given = bound_arguments(node)
+    args = (given["weight"], given["indices"], reader.axis, reader.size, given["padding_idx"])
+    return [rewriter.call(vocab_embedding, *args, like=node)]
+
+
+def _vocab_cross_entropy(rewriter: Rewriter, node: Node, reader: Reader) -> list[Node]:
+    """``cross_entropy_loss(x S(1), t)`` --> ``vocab_cross_entropy(x, t)`` and its reduction."""
+    given = bound_arguments(node)
+    x, target, ignored = given["self"], given["target"], given["ignore_index"]
+    classes = val(x).shape[1]
+    both = rewriter.call(
+        vocab_cross_entropy, x, target, reader.axis, reader.size, classes, ignored,
+        given["label_smoothing"], like=node,
+    )  # fmt: skip
+    loss = rewriter.call(operator.getitem, both, 0, like=node)
+    made = [both, loss]
+    if given["reduction"] in (MEAN, SUM):
+        made.append(rewriter.call(aten.sum.default, loss, like=node))
+    if given["reduction"] == MEAN:
+        valid = rewriter.call(aten.ne.Scalar, target, ignored, like=node)
+        count = rewriter.call(aten.sum.default, valid, like=node)
+        mean = rewriter.call(aten.div.Tensor, made[-1], count, like=node)
+        made += [valid, count, mean]
+    return made
+
+
+def _in_place(form: Form) -> Form:
+    """Return the form that inserts before the node and lets its readers read the last result."""
+
+    def apply(rewriter: Rewriter, node: Node, reader: Reader) -> list[Node]:
+        with rewriter.before(node):
+            made = form(rewriter, node, reader)
+        rewriter.replace(node, made[-1])
+        return made
+
+    return apply
+
+
+FORMS: dict[str, Form] = {
+    "add_bias_last": _in_place(_add_bias_last),
+    "sum_then_scale": _in_place(_sum_then_scale),
+    "vocab_embedding": _in_place(_vocab_embedding),
+    "vocab_cross_entropy": _in_place(_vocab_cross_entropy),
+}

@@ -1,0 +1,114 @@
+"""What to say when a split can't be carried on: packed weights, heads that don't divide.
+
+Where the plan is at fault the error names its line, the later line of the model that shows it, and
+the option that is right. Anything else is gathered, and the remark says what that costs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch.fx import Node
+
+from autoshard.compiler.pass_base import PassContext
+from autoshard.diagnostics import PlacementError
+from autoshard.dsl.resolve import ResolvedRule
+from autoshard.ir.node_info import info, val
+from autoshard.ir.placement import Shard
+from autoshard.ir.rules.call import Choice, bound_arguments, shapes_of, tensor_inputs
+from autoshard.passes._placing import Reader
+
+aten = torch.ops.aten
+
+
+def refuse(
+    node: Node, choice: Choice, reader: Reader, rule: ResolvedRule | None, ctx: PassContext
+) -> None:
+    """Raise AS402 or AS403 where the plan is at fault, else remark that the value is gathered."""
+    (x,) = tensor_inputs(node)
+    shard = reader.read(x)
+    if rule is not None and choice.refusal == "heads":
+        _check_heads(node, x, shard, reader, rule)
+    if rule is not None and choice.refusal == "packed":
+        _check_packed(node, x, shard, reader, rule)
+    shape = list(val(x).shape)
+    ctx.missed(node, f"gathers {shape} {shard}: '{node.target}' can't keep it split")
+
+
+def _check_heads(node: Node, x: Node, shard: Shard, reader: Reader, rule: ResolvedRule) -> None:
+    """Raise when the reshape takes a split dimension apart into heads that don't divide."""
+    parts = _taken_apart(shapes_of(x)[0], shapes_of(node)[0], shard.dim)
+    if not parts:
+        return
+    count, *rest = parts
+    if len(rest) > 1 and rest[0] % reader.size == 0:
+        raise _packed(node, rule, str(count), f"{count} parts of {prod(rest)}")
+    fits = ", ".join(str(d) for d in range(2, count + 1) if count % d == 0)
+    raise PlacementError(
+        f"{count} heads can't be split over {reader.axis} = {reader.size}",
+        code="AS402",
+        span=rule.rule.span,
+        label=f"{rule.path}: {count} heads x {prod(rest)}",
+        help=f"{reader.axis} must divide {count}: {fits}" if fits else "leave its layers whole",
+        notes=_later(node),
+    )
+
+
+def _taken_apart(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    """Return the output dims that ``dim`` is taken apart into; nothing when it isn't."""
+    outer = prod(before[:dim])
+    for start in range(len(after)):
+        if prod(after[:start]) != outer or after[start] == 1:
+            continue
+        for end in range(start + 2, len(after) + 1):
+            if prod(after[start:end]) == before[dim]:
+                return after[start:end]
+    return ()
+
+
+def _check_packed(node: Node, x: Node, shard: Shard, reader: Reader, rule: ResolvedRule) -> None:
+    """Raise when the pieces of a split dimension are not the blocks that the plan splits."""
+    extent = shapes_of(x)[0][shard.dim]
+    lengths = _lengths(node, x, shard.dim)
+    if sum(lengths) != extent:
+        return
+    equal = len(set(lengths)) == 1
+    parts = str(len(lengths)) if equal else f"[{', '.join(map(str, lengths))}]"
+    raise _packed(node, rule, parts, f"{' + '.join(map(str, lengths))} along dim {shard.dim}")
+
+
+def _lengths(node: Node, x: Node, dim: int) -> list[int]:
+    """Return the lengths of the pieces that all readers together take from the dimension."""
+    if node.target in (aten.select.int, aten.unbind.int):
+        return [1] * shapes_of(x)[0][dim]
+    if node.target not in (aten.slice.Tensor, aten.narrow.default):
+        return [shape[dim] for shape in shapes_of(node)]
+    cuts = [user for user in x.users if user.target is node.target]
+    bounds = {_start(user): shapes_of(user)[0][dim] for user in cuts if _along(user, dim)}
+    return [bounds[start] for start in sorted(bounds)]
+
+
+def _along(node: Node, dim: int) -> bool:
+    given = bound_arguments(node)
+    return given["dim"] % len(shapes_of(node)[0]) == dim
+
+
+def _start(node: Node) -> int:
+    return bound_arguments(node)["start"] or 0
+
+
+def _packed(node: Node, rule: ResolvedRule, parts: str, what: str) -> PlacementError:
+    return PlacementError(
+        f"`{rule.path}` packs several parts in one weight: {what}",
+        code="AS403",
+        span=rule.rule.span,
+        label=f"a plain {rule.style} would give rank 0 all of the first part",
+        help=f"`{rule.style}(parts={parts})` splits each part",
+        notes=_later(node),
+    )
+
+
+def _later(node: Node) -> tuple[str, ...]:
+    source = info(node).source
+    return (f"its outputs are taken apart at {source}",) if source else ()

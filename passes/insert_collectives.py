@@ -1,0 +1,191 @@
+"""Insert the collectives that the placements ask for; each is one node that names its dim and axis.
+
+The conversions and their transposes are Megatron-LM's f and g and their relatives (see
+``autoshard/ops/collectives.py``). Every (value, target) is converted once, whoever reads it: q, k
+and v share one ``copy_to``, hence one all_reduce in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from autoshard.compiler.pass_base import Numerics, Pass, PassContext
+from autoshard.compiler.registry import register
+from autoshard.diagnostics import InternalError
+from autoshard.ir.node_info import info, val
+from autoshard.ir.placement import REPLICATE, Partial, Placement, Replicate, Shard
+from autoshard.ir.program import Level, Program
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ir.rules.call import tensor_inputs
+from autoshard.ir.rules.factors import is_padded
+from autoshard.ops import collectives
+from autoshard.passes._placing import Reader, needs_grad, reader_of
+
+aten = torch.ops.aten
+COLLECTIVES = (
+    collectives.copy_to,
+    collectives.all_reduce,
+    collectives.all_gather,
+    collectives.reduce_scatter,
+    collectives.shard,
+)
+
+
+@register
+@dataclass(frozen=True)
+class InsertCollectives(Pass):
+    """Convert every input to the placement that its reader's rule wants.
+
+    rewrite: ``add(y P, x R)`` --> ``all_reduce(y)``, then ``add(_, x)``;
+    ``linear(x R, w S(0))`` --> ``linear(copy_to(x), w)``
+    Until localize-shapes shapes stay global: a collective changes the placement alone.
+    """
+
+    name = "insert-collectives"
+    group = "tensor"
+    level = Level.FORWARD
+    assumes = frozenset({"params_placed"})
+    establishes = frozenset({"placed"})
+    numerics = Numerics.REASSOCIATES
+
+    axis: str = "tp"  # the mesh axis that weights are split over
+
+    def run(self, program: Program, ctx: PassContext) -> None:
+        """Walk the forward graph once in program order."""
+        if program.mesh.size(self.axis) > 1:
+            reader = reader_of(program, ctx.resolved, self.axis)
+            _Insertion(program, ctx, reader).run()
+
+
+class _Insertion:
+    def __init__(self, program: Program, ctx: PassContext, reader: Reader) -> None:
+        self.program, self.ctx, self.reader = program, ctx, reader
+        self.rewriter = Rewriter(program.forward, InsertCollectives.name)
+        self.grad = needs_grad(program)
+        self.made: dict[tuple[Node, str], Node] = {}
+
+    def run(self) -> None:
+        for node in tuple(self.program.forward.graph.nodes):
+            if node.op == "call_function" and tensor_inputs(node):
+                self.convert_inputs(node)
+            elif node.op == "output":
+                self.convert_outputs(node)
+        self.rewriter.sweep()
+
+    def convert_inputs(self, node: Node) -> None:
+        """Give one call what its rule wants."""
+        if isinstance(val(tensor_inputs(node)[0]), (tuple, list)):
+            return
+        if node.target in COLLECTIVES:
+            return
+        choice = self.reader.choice(node)
+        split = any(not isinstance(out, Replicate) for out in choice.outs)
+        inputs = tensor_inputs(node)
+        wanted = []
+        for value, want in zip(inputs, choice.wants, strict=True):
+            made = self.convert(value, want, node)
+            is_copied = split and want == REPLICATE and made in self.grad
+            wanted.append(self.copy(made, node) if is_copied else made)
+        if wanted != list(inputs):
+            substitute(node, wanted)
+            self.rewriter.annotate(node)
+
+    def convert_outputs(self, node: Node) -> None:
+        """Give the program's outputs whole."""
+        results = self.program.forward.results
+        whole = [r if r is None else self.convert(r, REPLICATE, node) for r in results]
+        self.program.forward.set_outputs(whole, self.program.forward.outputs)
+
+    def convert(self, value: Node, want: Placement, reader: Node) -> Node:
+        """Return ``value`` placed as ``want``, made once before its first reader."""
+        have = self.reader.held(value)
+        if have == want:
+            return value
+        return self.once(value, str(want), reader, lambda: self.steps(value, have, want, reader))
+
+    def copy(self, value: Node, reader: Node) -> Node:
+        """Return a replicated value for split readers: their gradients are summed over ranks."""
+        make = partial(self.call, collectives.copy_to, value, REPLICATE, reader)
+        return self.once(value, "copy", reader, make)
+
+    def once(self, value: Node, key: str, reader: Node, make: Callable[[], Node]) -> Node:
+        """Return what was made of ``value`` before, or make it right before ``reader``."""
+        if (value, key) not in self.made:
+            with self.rewriter.before(reader):
+                made = make()
+            self.made[value, key] = made
+            if value in self.grad:
+                self.grad.add(made)
+        return self.made[value, key]
+
+    def steps(self, value: Node, have: Placement, want: Placement, reader: Node) -> Node:
+        """Return the conversion, through the whole value where there is no direct one."""
+        if isinstance(want, Partial):
+            raise InternalError(f"nothing makes {have} partial: '{value.name}'")
+        if isinstance(have, Shard) and isinstance(want, Shard):
+            return self.convert(self.convert(value, REPLICATE, reader), want, reader)
+        if isinstance(have, Partial):
+            if isinstance(want, Shard):
+                return self.cut(collectives.reduce_scatter, value, want, value)
+            return self.call(collectives.all_reduce, value, REPLICATE, value)
+        if isinstance(want, Shard):
+            twin = self.twin(value, want, reader)
+            return twin or self.cut(collectives.shard, value, want, reader)
+        return self.gather(value, have, reader)
+
+    def cut(self, op: Callable, value: Node, want: Shard, like: Node) -> Node:
+        """Return this rank's part of a whole or partial value."""
+        return self.call(op, value, want, like, want.dim, list(want.blocks))
+
+    def gather(self, value: Node, have: Shard, like: Node) -> Node:
+        """Return the whole value; what padding comes along is cut off."""
+        dim, extent = have.dim, val(value).shape[have.dim]
+        gathered = self.call(collectives.all_gather, value, REPLICATE, like, dim, list(have.blocks))
+        if not is_padded(have.blocks, extent):
+            return gathered
+        return self.rewriter.call(aten.slice.Tensor, gathered, dim, 0, extent, like=gathered)
+
+    def twin(self, value: Node, want: Shard, reader: Node) -> Node | None:
+        """Return a value made in its local size where it is constant along the split dimension.
+
+        An expanded mask, or a constant, need not be made whole to be cut.
+        """
+        if value.op != "call_function" or want.blocks:
+            return None
+        if want.dim not in self.reader.choice(value).uniform:
+            return None
+        args = value.args
+        inputs = tensor_inputs(value)
+        if inputs and inputs[0] in self.grad:
+            args = (self.copy(inputs[0], reader), *args[1:])
+        placements = {**info(value).placements, self.reader.axis: want}
+        return self.rewriter.call(
+            value.target, *args, like=value, placements=placements, **value.kwargs
+        )
+
+    def call(
+        self, op: Callable, value: Node, placement: Placement, like: Node, *args: object
+    ) -> Node:
+        """Make one collective; its shape stays the global one."""
+        sized = (self.reader.size,) if args else ()
+        placements = {**info(value).placements, self.reader.axis: placement}
+        made = self.rewriter.call(
+            op, value, *args, self.reader.axis, *sized, like=like, placements=placements
+        )
+        made.meta["val"] = val(value)
+        self.ctx.applied(made, f"{self.reader.held(value)} -> {placement}: {op}")
+        return made
+
+
+def substitute(node: Node, inputs: list[Node]) -> None:
+    """Give ``node`` other tensor inputs, in the order of ``tensor_inputs``."""
+    following = iter(inputs)
+    node.args = map_arg(node.args, lambda _: next(following))
+    order = [a.name for a in node.target._schema.arguments if a.name in node.kwargs]
+    node.kwargs = {name: map_arg(node.kwargs[name], lambda _: next(following)) for name in order}
