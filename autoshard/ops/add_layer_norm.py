@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autoshard.ops import native
 from autoshard.ops import norm_checks as checks
 
 NAME = "autoshard::add_layer_norm"
@@ -78,15 +79,21 @@ def reference_backward(
     return dx.to(s.dtype), dweight, dbias
 
 
-def _forward(
+def forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return (y, s, mean, rstd) by the compiled kernel if there is one, else by the reference.
+
+    This is what the op runs; generated code calls it directly and saves the dispatcher's time.
+    """
     _check_forward(x, residual, weight, bias)
+    if native.has_kernel(x):
+        return native.add_layer_norm(x, residual, weight, bias, eps)
     y, s, mean, rstd = reference_forward(x, residual, weight, bias, eps)
     return y.contiguous(), s.contiguous(), mean, rstd
 
 
-def _backward(
+def backward(
     dy: Tensor,
     ds: Tensor | None,
     s: Tensor,
@@ -95,7 +102,10 @@ def _backward(
     weight: Tensor | None,
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (dx, dweight, dbias) by the compiled kernel if there is one, else by the reference."""
     _check_backward(dy, ds, s, mean, rstd, weight)
+    if native.has_kernel(s):
+        return native.add_norm_backward(dy, ds, s, mean, rstd, weight, has_bias)
     dx, dweight, dbias = reference_backward(dy, ds, s, mean, rstd, weight, has_bias)
     return dx.contiguous(), dweight, dbias
 
@@ -176,8 +186,8 @@ def _differentiate(
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("add_layer_norm", _forward, _key)
-    library.impl("add_layer_norm_backward", _backward, _key)
+    library.impl("add_layer_norm", forward, _key)
+    library.impl("add_layer_norm_backward", backward, _key)
 torch.library.register_fake(NAME, _fake_forward, lib=library)
 torch.library.register_fake(BACKWARD, _fake_backward, lib=library)
 torch.library.register_autograd(NAME, _differentiate, setup_context=_setup_context, lib=library)
