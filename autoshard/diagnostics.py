@@ -120,6 +120,10 @@ class MeshError(AutoshardError):
     """Report a mesh that doesn't fit the processes, or an axis that it lacks."""
 
 
+class OperatorError(AutoshardError, ValueError):
+    """Report arguments that one of our operators doesn't take."""
+
+
 class BatchError(AutoshardError):
     """Report a batch that doesn't have the shape or the size the plan says."""
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from autoshard.diagnostics import OperatorError
+
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of mean and rstd: float64 for float64 inputs, float32 for all others."""
@@ -15,13 +17,13 @@ def statistics_shape(x: Tensor) -> list[int]:
 
 
 def check_sum(op: str, x: Tensor, residual: Tensor) -> None:
-    """Raise ValueError unless the two summands have one shape, dtype and device."""
+    """Raise OperatorError unless the two summands have one shape, dtype and device."""
     if x.dim() < 1 or x.shape[-1] == 0:
-        raise ValueError(f"{op} normalises the last dimension, but x is {_show(x)}")
+        raise OperatorError(f"{op} normalises the last dimension, but x is {_show(x)}")
     if not x.is_floating_point():
-        raise ValueError(f"{op} needs a floating-point x, found {_show(x)}")
+        raise OperatorError(f"{op} needs a floating-point x, found {_show(x)}")
     if x.shape != residual.shape:
-        raise ValueError(
+        raise OperatorError(
             f"{op} adds without broadcasting: x is {_show(x)}, residual is {_show(residual)}; "
             "expand the smaller one first"
         )
@@ -29,48 +31,50 @@ def check_sum(op: str, x: Tensor, residual: Tensor) -> None:
 
 
 def check_parameter(op: str, name: str, x: Tensor, parameter: Tensor | None) -> None:
-    """Raise ValueError unless a weight or bias is one number for each hidden element."""
+    """Raise OperatorError unless a weight or bias is one number for each hidden element."""
     if parameter is None:
         return
     if parameter.shape != x.shape[-1:]:
-        raise ValueError(
+        raise OperatorError(
             f"{op} needs a {name} of shape [{x.shape[-1]}] for x {_show(x)}, "
             f"found {_show(parameter)}"
         )
     if parameter.device != x.device:
-        raise ValueError(f"{op}: {name} is on {parameter.device}, x on {x.device}")
+        raise OperatorError(f"{op}: {name} is on {parameter.device}, x on {x.device}")
     if parameter.dtype not in (x.dtype, torch.float32):
-        raise ValueError(
+        raise OperatorError(
             f"{op} takes a {name} of x's dtype {x.dtype} or torch.float32, found {parameter.dtype}"
         )
 
 
 def check_same_dtype(op: str, weight: Tensor | None, bias: Tensor | None) -> None:
-    """Raise ValueError when weight and bias are both there with different dtypes."""
+    """Raise OperatorError when weight and bias are both there with different dtypes."""
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
-        raise ValueError(f"{op}: weight is {weight.dtype} but bias is {bias.dtype}")
+        raise OperatorError(f"{op}: weight is {weight.dtype} but bias is {bias.dtype}")
 
 
 def check_gradient(op: str, name: str, s: Tensor, gradient: Tensor | None) -> None:
-    """Raise ValueError unless an incoming gradient looks like the sum it belongs to."""
+    """Raise OperatorError unless an incoming gradient looks like the sum it belongs to."""
     if gradient is None:
         return
     if gradient.shape != s.shape:
-        raise ValueError(f"{op}: {name} is {_show(gradient)}, s is {_show(s)}")
+        raise OperatorError(f"{op}: {name} is {_show(gradient)}, s is {_show(s)}")
     _check_same_kind(op, name, s, gradient)
 
 
 def check_statistics(op: str, name: str, s: Tensor, value: Tensor) -> None:
-    """Raise ValueError unless saved statistics have the shape and dtype that forward gave them."""
+    """Raise OperatorError unless saved statistics have the shape and dtype of forward's."""
     if list(value.shape) != statistics_shape(s) or value.dtype != statistics_dtype(s.dtype):
-        raise ValueError(f"{op}: {name} is {_show(value)}, which does not belong to s {_show(s)}")
+        raise OperatorError(
+            f"{op}: {name} is {_show(value)}, which does not belong to s {_show(s)}"
+        )
 
 
 def _check_same_kind(op: str, name: str, x: Tensor, other: Tensor) -> None:
     if x.dtype != other.dtype:
-        raise ValueError(f"{op}: x is {x.dtype} but {name} is {other.dtype}; cast one first")
+        raise OperatorError(f"{op}: x is {x.dtype} but {name} is {other.dtype}; cast one first")
     if x.device != other.device:
-        raise ValueError(f"{op}: x is on {x.device} but {name} is on {other.device}")
+        raise OperatorError(f"{op}: x is on {x.device} but {name} is on {other.device}")
 
 
 def _show(value: Tensor) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from autoshard.diagnostics import OperatorError
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
@@ -59,10 +61,10 @@ def random_words(index: Tensor, seed: int, step: Tensor | int, site: int) -> Ten
 def keep_threshold(p: float) -> int:
     """Return the word below which an element is dropped: ``p`` in units of 2**-32.
 
-    Raises ValueError unless 0 <= p < 1.
+    Raises OperatorError unless 0 <= p < 1.
     """
     if not 0.0 <= p < 1.0:
-        raise ValueError(f"dropout probability must be in [0, 1), found {p}")
+        raise OperatorError(f"dropout probability must be in [0, 1), found {p}")
     return min(round(p * 2.0**32), _MASK)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from autoshard.diagnostics import OperatorError
 from autoshard.ops.philox import keep_mask, keep_threshold, philox4x32, random_words
 
 FULL = 0xFFFFFFFF
@@ -57,5 +58,5 @@ def test_the_share_of_dropped_elements_is_p(p: float) -> None:
 
 
 def test_a_probability_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"found 1\.0"):
+    with pytest.raises(OperatorError, match=r"found 1\.0"):
         keep_threshold(1.0)
