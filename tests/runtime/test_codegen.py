@@ -1,0 +1,110 @@
+"""Generated code: readable, right, and free of values that nobody reads any more."""
+
+import gc
+import inspect
+import weakref
+
+import pytest
+import torch
+from torch.fx import Graph
+
+from autoshard.diagnostics import InternalError
+from autoshard.ir.graph_function import BATCH, LOSS, SAVED, GraphFunction, Port
+from autoshard.runtime.codegen import generate, write
+from tests.runtime.toy import Builder
+
+aten = torch.ops.aten
+MODE = torch._subclasses.FakeTensorMode()
+
+
+def test_the_text_is_one_call_a_line_with_dead_values_deleted():
+    b = Builder(MODE)
+    x = b.input(BATCH, "x", 2, 3)
+    y = b.call(aten.tanh.default, x)
+    z = b.call(aten.mul.Tensor, y, x)
+    text, bindings = write(b.build((LOSS, "", z)), "stage0.F")
+    assert text.splitlines() == [
+        "def stage0_F(comm, args):",
+        "    (batch_x,) = args",
+        "    args.clear()",
+        "    tanh_default = aten_tanh_default(batch_x)",
+        "    mul_tensor = aten_mul_Tensor(tanh_default, batch_x); del tanh_default, batch_x",
+        "    return (mul_tensor,)",
+    ]
+    assert bindings["aten_tanh_default"] is aten.tanh.default
+
+
+def test_the_source_of_a_generated_function_can_be_inspected():
+    b = Builder(MODE)
+    function = b.build((LOSS, "", b.call(aten.neg.default, b.input(BATCH, "x", 2))))
+    assert "aten_neg_default(batch_x)" in inspect.getsource(generate(function, "F"))
+
+
+def test_getitem_none_and_constants_are_written_as_literals():
+    b = Builder(MODE)
+    x = b.input(BATCH, "x", 4, 3)
+    parts = b.graph.call_function(aten.split.Tensor, (x, 2))
+    first = b.graph.call_function(__import__("operator").getitem, (parts, 1))
+    full = b.graph.call_function(
+        aten.full.default,
+        ([2], float("inf")),
+        {"dtype": torch.float32, "device": x.meta["val"].device},
+    )
+    b.graph.output((first, None, full))
+    ports = (Port(LOSS), Port(SAVED, "n"), Port(SAVED, "f"))
+    call = generate(GraphFunction(b.graph, tuple(b.ports), ports), "F")
+
+    class Comm:
+        device = torch.device("cpu")
+
+    data = torch.arange(12.0).view(4, 3)
+    half, nothing, infinite = call(Comm, [data])
+    assert torch.equal(half, data[2:])
+    assert nothing is None
+    assert infinite.isinf().all() and infinite.dtype == torch.float32
+
+
+def test_a_value_dies_right_after_its_last_use():
+    seen = []
+
+    def probe(value):
+        gc.collect()
+        seen.append([ref() is not None for ref in refs])
+        return value
+
+    class Watched(torch.Tensor):
+        pass
+
+    b = Builder(MODE)
+    x = b.input(BATCH, "x", 2)
+    y = b.call(aten.neg.default, x)
+    z = b.graph.call_function(probe, (y,))
+    b.graph.output((z,))
+    call = generate(GraphFunction(b.graph, tuple(b.ports), (Port(LOSS),)), "F")
+    value = torch.ones(2)
+    refs = [weakref.ref(value)]
+    args = [value]
+    del value
+    call(None, args)
+    assert seen == [[False]]
+    assert args == []
+
+
+def test_names_that_clash_with_ours_are_changed():
+    b = Builder(MODE)
+    x = b.graph.placeholder("comm")
+    y = b.graph.placeholder("aten_add_Tensor")
+    total = b.graph.call_function(aten.add.Tensor, (x, y))
+    b.graph.output((total,))
+    call = generate(
+        GraphFunction(b.graph, (Port(BATCH, "x"), Port(BATCH, "y")), (Port(LOSS),)), "F"
+    )
+    assert call(None, [torch.tensor(1.0), torch.tensor(2.0)])[0] == 3.0
+
+
+def test_a_graph_with_other_nodes_is_refused():
+    graph = Graph()
+    graph.get_attr("weight")
+    graph.output(())
+    with pytest.raises(InternalError, match="get_attr"):
+        generate(GraphFunction(graph, (), ()), "F")
