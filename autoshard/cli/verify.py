@@ -10,6 +10,8 @@ from autoshard.cli.common import add_common, add_model, build_model
 from autoshard.cli.plan_files import read
 from autoshard.diagnostics import ScheduleError
 from autoshard.dsl.load import load
+from autoshard.schedule import Schedule
+from autoshard.schedule.check import check_schedule
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -52,12 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_schedule(path: str) -> int:
     """Check a schedule made elsewhere: complete, in order, and free of deadlock."""
-    from autoshard.schedule.schedule import Schedule
-    from autoshard.schedule.validate import validate_schedule
-
     if not Path(path).is_file():
         raise ScheduleError(f"there is no file '{path}'")
-    schedule = Schedule.from_csv(Path(path).read_text(), Path(path).stem)
-    validate_schedule(schedule)
-    print(f"{path}: {schedule.num_ranks} ranks, {schedule.num_stages} stages: valid")
-    return 0
+    check = check_schedule(Schedule.from_csv(Path(path).read_text(), Path(path).stem))
+    print(check)
+    return 0 if check.is_good else 1
