@@ -6,11 +6,18 @@ on 2.13; each name says what it stands for.
 
 from __future__ import annotations
 
+import logging
+import sys
+import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from unittest import mock
 
 import torch
+import torch.utils.checkpoint
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -20,6 +27,8 @@ from torch._subclasses.fake_tensor import (
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.proxy import TracerBase
+from torch.overrides import TorchFunctionMode
 
 __all__ = (
     "DATA_DEPENDENT",
@@ -27,11 +36,13 @@ __all__ = (
     "FakeTensor",
     "FakeTensorMode",
     "UnsupportedOperatorException",
+    "decompose",
     "export_functional",
     "fake_like",
     "graph_under_trace",
+    "has_autograd",
     "make_fx",
-    "quiet_export",
+    "watch_lost_gradients",
 )
 
 # What export raises when Python needs a value that only exists at run time.
@@ -40,6 +51,10 @@ DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+SET_GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+AUTOCAST_REGION = torch.ops.higher_order.wrap_with_autocast
+_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+_CHECKPOINT = "_checkpoint_without_reentrant_generator"
 
 
 def fake_like(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -49,9 +64,7 @@ def fake_like(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     depend on where the user's model happens to lie.
     """
     with mode:
-        if value.layout is not torch.strided:
-            return torch.empty(value.shape, dtype=value.dtype)
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
 def graph_under_trace() -> torch.fx.Graph:
@@ -60,16 +73,130 @@ def graph_under_trace() -> torch.fx.Graph:
 
 
 def export_functional(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    """Return ``module`` exported for ``args``: non-strict, training IR, not yet functional."""
-    with quiet_export():
+    """Return ``module`` exported for ``args``: non-strict, training IR, not yet functional.
+
+    Nodes carry every frame outside torch in their stack trace; export alone keeps only those of
+    functions called "forward", which loses the user's own helpers and the loss.
+    """
+    with (
+        _quiet(),
+        torch.enable_grad(),
+        _DataAsDetach(),
+        mock.patch.object(
+            TracerBase, "_filter_traceback_frames", _frames_outside_torch, create=True
+        ),
+    ):
         return torch.export.export(module, args, strict=False)
 
 
+def decompose(exported: ExportedProgram) -> ExportedProgram:
+    """Return the program made functional; linear, layer_norm, embedding ... stay whole."""
+    with _quiet():
+        return exported.run_decompositions({})
+
+
 @contextmanager
-def quiet_export() -> Iterator[None]:
-    """Keep torch's own deprecation warnings, raised inside export, out of the user's log."""
+def watch_lost_gradients(
+    lost: Callable[[str], None], applied: Callable[[type, tuple], None]
+) -> Iterator[None]:
+    """Tell when the model does what export silently drops from gradients.
+
+    ``lost(kind)`` for "checkpoint" and "inference_mode", both inlined away; ``applied(cls, args)``
+    for a custom autograd.Function, whose forward is inlined and whose backward is lost.
+    """
+    kept = torch.autograd.Function.__dict__["apply"]
+    kept_enter = torch.inference_mode.__enter__
+
+    def apply(cls: type, *args: object, **kwargs: object) -> object:
+        if cls.__name__ == "CheckpointFunction":
+            lost("checkpoint")
+        # What torch itself makes for a registered operator is kept whole by export.
+        elif not cls.__module__.startswith(("torch._library", "torch._functorch")):
+            applied(cls, args)
+        return kept.__func__(cls, *args, **kwargs)
+
+    def checkpoint(*args: object, **kwargs: object) -> None:
+        lost("checkpoint")
+
+    def enter(self: object) -> None:
+        if _is_users_region(sys._getframe(1)):
+            lost("inference_mode")
+        kept_enter(self)
+
+    patches = (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.utils.checkpoint, _CHECKPOINT, checkpoint),
+        mock.patch.object(torch.inference_mode, "__enter__", enter),
+    )
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def has_autograd(op: torch._ops.OpOverload) -> bool:
+    """Tell whether gradients flow through ``op`` (registered, or made of ops that have them)."""
+    custom = OPDEFS.get(op.name().partition(".")[0])
+    if custom is not None:
+        # torch.library.custom_op always registers a kernel, one that raises where none was given.
+        return custom._backward_fn is not None
+    keys = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
+
+
+def _is_users_region(frame: FrameType) -> bool:
+    """Tell whether a region was opened outside torch, by ``with`` or by a decorator."""
+    decorated = frame.f_locals.get("func") if "_contextlib" in frame.f_code.co_filename else None
+    code = getattr(decorated, "__code__", frame.f_code)
+    return not _is_torch(code.co_filename)
+
+
+class _DataAsDetach(TorchFunctionMode):
+    """Read ``x.data`` as ``x.detach()``: on fakes the former escapes the trace."""
+
+    def __torch_function__(
+        self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if func == _GET_DATA and _asked_by_user():
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+_GET_DATA = torch.Tensor.data.__get__
+
+
+def _asked_by_user() -> bool:
+    """Tell whether what the mode sees was called outside torch, whatever other modes are on."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return not _is_torch(frame.f_code.co_filename)
+
+
+def _is_torch(file: str) -> bool:
+    return file.startswith(_TORCH_FOLDER)
+
+
+_TORCH_FOLDER = torch.__path__[0]
+
+
+def _frames_outside_torch(self: object, summary: traceback.StackSummary) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list([f for f in summary if not _is_torch(f.filename)])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own deprecation warnings and logs, raised inside export, from the user."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=".*torch.export.*")
-        yield
+        warnings.filterwarnings("ignore", message=".*during export.*")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

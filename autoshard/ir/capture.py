@@ -9,7 +9,7 @@ shapes. What can't be captured faithfully is refused by name; nothing is silentl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,16 +18,21 @@ from torch import nn
 from autoshard.compat import (
     ExportedProgram,
     FakeTensorMode,
+    decompose,
     export_functional,
     fake_like,
-    quiet_export,
 )
 from autoshard.diagnostics import CaptureError
 from autoshard.ir.batch import Loss, batch_leaves, compute, leaf_specs, rebuild
+from autoshard.ir.capture_guards import check_model, explain, watched
+from autoshard.ir.compare import compare_with_eager
+from autoshard.ir.custom_functions import CustomFunctions
 from autoshard.ir.dropout_sites import replace_dropout
-from autoshard.ir.export_graph import MODEL, convert
+from autoshard.ir.export_graph import MODEL, convert, module_path
 from autoshard.ir.fake_model import faked, mode_of, param_table
+from autoshard.ir.grad_regions import inline_grad_regions
 from autoshard.ir.program import Program
+from autoshard.ir.program_guards import check_constants, check_program
 from autoshard.mesh import Mesh
 
 
@@ -48,17 +53,21 @@ def capture(
 
     Raises CaptureError.
     """
+    check_model(model, training)
     leaves = batch_leaves(microbatch)
     params = param_table(model)
     exported, found = _export(model, microbatch, leaves, loss, training)
     if training and found.kind != "loss":
         raise CaptureError(
-            f"{type(model).__name__} returned no loss",
+            f"{type(model).__name__} returned no loss, but {_described(found.names)}",
+            code="AS608",
             help="give loss= (a function of output and batch), or let the model return its loss",
         )
+    check_program(exported, tuple(leaves), module_path, training)
+    check_constants(exported, model)
     converted = convert(exported, params, tuple(leaves), found.kind, found.names)
     replace_dropout(converted.function, converted.mode)
-    return Program(
+    program = Program(
         mesh=mesh,
         params=params,
         leaves=leaf_specs(leaves),
@@ -66,6 +75,9 @@ def capture(
         forward=converted.function,
         constants=converted.constants,
     )
+    if compare:
+        program.compared = compare_with_eager(program, model, microbatch, loss)
+    return program
 
 
 @dataclass
@@ -86,18 +98,30 @@ class _Whole(nn.Module):
         microbatch: object,
         names: tuple[str, ...],
         found: _Found,
+        check: Callable[[], None],
     ) -> None:
         super().__init__()
         setattr(self, MODEL, model)
         # In a list, so that a loss that is a module does not become part of the model.
-        self._held = [loss, microbatch, names, found]
+        self._held = [loss, microbatch, names, found, check]
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss, microbatch, names, found = self._held
+        loss, microbatch, names, found, check = self._held
         batch = rebuild(microbatch, dict(zip(names, values, strict=True)))
-        found.kind, results = compute(getattr(self, MODEL), loss, batch)
+        model = getattr(self, MODEL)
+        try:
+            found.kind, results = compute(model, loss, batch)
+            check()
+        except Exception as error:
+            # Here, not outside: torch prints its partial graph when its own errors pass through.
+            raise explain(error, model) from error
         found.names = tuple(results)
         return tuple(results.values())
+
+
+def _described(names: tuple[str, ...]) -> str:
+    listed = ", ".join(f"`{name}`" for name in names)
+    return listed or "no tensor at all"
 
 
 def _export(
@@ -108,13 +132,17 @@ def _export(
     training: bool,
 ) -> tuple[ExportedProgram, _Found]:
     """Trace the model on fakes and return the functional program and what it returns."""
-    found = _Found()
+    found, functions = _Found(), CustomFunctions()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     # One fake per leaf: the same tensor given twice must not become one input.
     values = tuple(fake_like(value, fake) for value in leaves.values())
-    with faked(model, fake), mode_of(model, training):
-        whole = _Whole(model, loss, microbatch, tuple(leaves), found)
-        whole.training = training
-        exported = export_functional(whole, values)
-    with quiet_export():
-        return exported.run_decompositions({}), found
+    try:
+        with faked(model, fake), mode_of(model, training), watched(model, functions) as check:
+            whole = _Whole(model, loss, microbatch, tuple(leaves), found, check)
+            whole.training = training
+            exported = export_functional(whole, values)
+        functions.check()
+        inline_grad_regions(exported.graph_module)
+        return decompose(exported), found
+    except Exception as error:
+        raise explain(error, model) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import NoReturn
 
 import torch
 from torch.fx import Node
@@ -19,7 +20,7 @@ from autoshard.diagnostics import CaptureError
 from autoshard.ir.graph_function import RNG, GraphFunction, Port
 from autoshard.ir.node_info import info, val
 from autoshard.ir.rewrite import Rewriter
-from autoshard.ir.user_line import place_of
+from autoshard.ir.user_line import span_of
 from autoshard.ops.dropout import RNG_SHAPE, DropoutArgs, dropout
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ class _Sites:
             return
         for user in tuple(node.users):
             if user.target is not operator.getitem or user.args[1] != 0:
-                raise CaptureError(f"the mask of dropout is read {_where(node)}", help=_WAY_OUT)
+                _fail(node, "the model reads the mask of a dropout")
             self.rewriter.replace(user, result)
         self.function.graph.erase_node(node)
 
@@ -106,7 +107,7 @@ class _Sites:
     def dropout(self, x: Node, p: float, like: Node) -> Node:
         """Make the dropout of the next site."""
         if p >= 1.0:
-            raise CaptureError(f"dropout with p = {p} {_where(like)} drops everything")
+            _fail(like, f"dropout with p = {p}, which drops everything,")
         site, self.count = self.count, self.count + 1
         return self.call(dropout, *DropoutArgs(x, self.rng(), p, site), like=like)
 
@@ -124,9 +125,6 @@ class _Sites:
         return self.rewriter.call(op, *args, like=like, **kwargs)
 
 
-_WAY_OUT = "use nn.Dropout or torch.nn.functional.dropout, or no randomness in the model"
-
-
 def _argument(node: Node, place: int, name: str, default: object) -> object:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
@@ -141,10 +139,15 @@ def _is_random(node: Node) -> bool:
 
 
 def _refuse(node: Node) -> None:
-    raise CaptureError(f"random op '{node.target}' {_where(node)}", help=_WAY_OUT)
+    _fail(node, f"random operator `{node.target}`")
 
 
-def _where(node: Node) -> str:
+def _fail(node: Node, message: str) -> NoReturn:
     record = info(node)
-    path = f"in '{record.path}'" if record.path else "in the model"
-    return f"{path}, {place_of(record.source)}" if record.source else path
+    where = f" in `{record.path}`" if record.path else ""
+    raise CaptureError(
+        f"{message}{where}",
+        code="AS609",
+        span=span_of(record.source),
+        help="use nn.Dropout or torch.nn.functional.dropout, or no randomness in the model",
+    )

@@ -109,26 +109,16 @@ def _input_ports(
             ports[name] = Port(BUFFER, params[_inside(spec.target)].fqn)
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             port = Port(BUFFER, f"constant.{len(constants)}")
-            constants[port.name] = _constant(exported, spec.target)
+            constants[port.name] = exported.constants[spec.target].detach().cpu()
             ports[name] = port
         elif spec.kind is InputKind.USER_INPUT:
             ports[name] = Port(BATCH, next(leaves))
         else:
             kind = spec.kind.name.lower().replace("_", " ")
-            raise CaptureError(f"the model reads a {kind} '{spec.target}', which can't be captured")
+            raise CaptureError(
+                f"the model reads a {kind} `{spec.target}`", code="AS605", help="use tensors only"
+            )
     return ports
-
-
-def _constant(exported: ExportedProgram, target: str) -> torch.Tensor:
-    value = exported.constants[target]
-    if value.requires_grad:
-        raise CaptureError(
-            f"the model reads a trainable tensor of shape {list(value.shape)} that is not one of"
-            f" its parameters (in '{_inside(target).rpartition('.')[0] or 'the model'}'): its"
-            " gradient would be lost",
-            help="register it as an nn.Parameter",
-        )
-    return value.detach().cpu()
 
 
 def _inside(target: str) -> str:

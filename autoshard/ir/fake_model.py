@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -63,13 +63,26 @@ def param_table(model: nn.Module) -> ParamTable:
 
 @contextmanager
 def faked(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Swap all parameters and buffers for fakes on the CPU; ties stay ties; restore on exit."""
-    fakes: dict[int, torch.Tensor] = {}
+    """Swap all parameters and buffers for fakes on the CPU; restore on exit."""
+    with swapped(model, lambda value: fake_like(value, mode)):
+        yield
+
+
+@contextmanager
+def swapped(
+    model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Swap all parameters and buffers for ``make(value)``; ties stay ties; restore on exit.
+
+    Gives the new tensors by canonical name; new parameters want gradients where the old ones did.
+    """
+    new: dict[int, torch.Tensor] = {}
+    named = {}
     for entry in tensor_names(model):
-        fake = fake_like(entry.value, mode)
+        value = make(entry.value)
         if not entry.is_buffer:
-            fake = nn.Parameter(fake, requires_grad=entry.value.requires_grad)
-        fakes[id(entry.value)] = fake
+            value = nn.Parameter(value, requires_grad=entry.value.requires_grad)
+        new[id(entry.value)] = named[entry.names[0]] = value
     undo: list[tuple[dict, str, torch.Tensor]] = []
     try:
         for module in model.modules():
@@ -77,8 +90,8 @@ def faked(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
                 for name, value in tuple(held.items()):
                     if value is not None:
                         undo.append((held, name, value))
-                        held[name] = fakes[id(value)]
-        yield
+                        held[name] = new[id(value)]
+        yield named
     finally:
         for held, name, value in undo:
             held[name] = value

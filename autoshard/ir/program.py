@@ -83,6 +83,7 @@ class Program:
     buckets: tuple[Bucket, ...] = ()
     schedule: Schedule | None = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    compared: object | None = None  # ir.compare.CompareReport: the capture against eager
     level: Level = Level.FORWARD
     holds: set[str] = field(default_factory=set)  # names of the invariants that hold
     journal: list[JournalEntry] = field(default_factory=list)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sysconfig
+import traceback
+from collections.abc import Iterable
 
 import torch
 
+from autoshard.source import Source, Span
+
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
+_SOURCE = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+)(?:: (?P<code>.*))?$")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -17,28 +23,64 @@ _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 # Transformers' models are user code for our purpose, its helpers are not.
 _MODELING = re.compile(r"[/\\]transformers[/\\]models[/\\]")
 
+Frame = tuple[str, int, str]  # file, line, code
+
 
 def user_line(trace: str | None) -> str:
     """Return "model.py:42: x = self.fc(x)" for the innermost frame of user code, "" without one.
 
-    The innermost frame outside all installed packages wins; then a modeling file of transformers;
-    then any library but torch.
+    User code is what lies outside installed packages, or a modeling file of transformers; without
+    any of these it is the innermost frame of a library other than torch.
     """
-    frames = [f for f in _frames(trace or "") if not _is_plumbing(f[0])]
-    if not frames:
-        return ""
-    modeling = [f for f in frames if _is_model_code(f[0])]
-    file, line, code = (modeling or frames)[-1]
-    place = f"{os.path.basename(file)}:{line}"
-    return f"{place}: {code}" if code else place
+    return _choose(_frames(trace or ""))
+
+
+def line_of_traceback(error: BaseException) -> str:
+    """Return the user's line, as ``user_line`` does, that ``error`` was raised from."""
+    return _choose(_plain(traceback.extract_tb(error.__traceback__)))
+
+
+def line_here() -> str:
+    """Return the user's line, as ``user_line`` does, that led to the caller."""
+    return _choose(_plain(traceback.extract_stack()))
+
+
+def span_of(source: str) -> Span | None:
+    """Return a place to point at for a source such as "model.py:42: x = self.fc(x)"."""
+    match = _SOURCE.match(source)
+    if match is None:
+        return None
+    line, code = int(match["line"]), match["code"] or ""
+    text = "\n" * (line - 1) + code
+    return Span(Source(match["file"], text), line - 1, len(text))
 
 
 def place_of(source: str) -> str:
-    """Return the "model.py:42" of a node's source."""
+    """Return the "model.py:42" of a source."""
     return ":".join(source.split(":", 2)[:2])
 
 
-def _frames(trace: str) -> list[tuple[str, int, str]]:
+def definition_line(function: object) -> str:
+    """Return "train.py:12: def loss(output, batch):" for a Python function, else ""."""
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_filename.startswith("<"):
+        return ""
+    return _text(code.co_filename, code.co_firstlineno, "")
+
+
+def _choose(frames: Iterable[Frame]) -> str:
+    known = [frame for frame in frames if not _is_plumbing(frame[0])]
+    own = [frame for frame in known if _is_model_code(frame[0])]
+    return _text(*(own or known)[-1]) if known else ""
+
+
+def _text(file: str, line: int, code: str) -> str:
+    place = f"{os.path.basename(file)}:{line}"
+    code = code or linecache.getline(file, line).strip()
+    return f"{place}: {code}" if code else place
+
+
+def _frames(trace: str) -> list[Frame]:
     lines = trace.splitlines()
     found = []
     for number, line in enumerate(lines):
@@ -49,6 +91,10 @@ def _frames(trace: str) -> list[tuple[str, int, str]]:
         code = "" if _FRAME.match(code) else code
         found.append((match["file"], int(match["line"]), code))
     return found
+
+
+def _plain(summary: traceback.StackSummary) -> list[Frame]:
+    return [(frame.filename, frame.lineno or 0, frame.line or "") for frame in summary]
 
 
 def _is_plumbing(file: str) -> bool:

@@ -1,0 +1,268 @@
+"""Refuse, by name and with the way out, what capture would get wrong or could not express."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from autoshard.compat import (
+    DATA_DEPENDENT,
+    FakeTensor,
+    UnsupportedOperatorException,
+    watch_lost_gradients,
+)
+from autoshard.diagnostics import AutoshardError, CaptureError
+from autoshard.ir.custom_functions import CustomFunctions
+from autoshard.ir.user_line import line_here, line_of_traceback, span_of
+
+_WRAPPERS = {
+    "DistributedDataParallel": "give the plain model; `zero { stage = 0 }` does what it does",
+    "DataParallel": "give the plain model",
+    "FullyShardedDataParallel": "give the plain model; `zero { stage = 3 }` does what it does",
+    "FSDPModule": "give the plain model; `zero { stage = 3 }` does what it does",
+    "OptimizedModule": "give the model before torch.compile",
+    "ScriptModule": "give the model before torch.jit",
+    "DeepSpeedEngine": "give the plain model",
+}
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+_TABLES = ("_parameters", "_buffers", "_modules")
+_LOST = {
+    "checkpoint": (
+        "activation checkpointing inside the model: capture would inline it away",
+        "remove it (gradient_checkpointing_disable() for Hugging Face) and say it in the plan:"
+        " recompute { h.*: full }",
+    ),
+    "inference_mode": (
+        "torch.inference_mode() inside the model: capture would lose it",
+        "use torch.no_grad()",
+    ),
+}
+
+
+def check_model(model: nn.Module, training: bool) -> None:
+    """Refuse a model that is wrapped, hooked, spread over devices, or not plain."""
+    _refuse_wrappers(model)
+    _refuse_hooks(model)
+    _refuse_odd_tensors(model)
+    _refuse_devices(model)
+    if training:
+        _refuse_batch_norm(model)
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        raise CaptureError(
+            "capture runs inside an autocast region",
+            help="leave the region; precision is a block of the plan: precision { compute = bf16 }",
+        )
+
+
+@contextmanager
+def watched(model: nn.Module, functions: CustomFunctions) -> Iterator[Callable[[], None]]:
+    """Refuse lost gradients as they happen; give a check to call at the end of forward.
+
+    Custom autograd functions are noted in ``functions``, to be checked after the trace.
+
+    The check refuses tensors kept in attributes; what was written there is undone on exit.
+    """
+    before = {module: dict(module.__dict__) for module in model.modules()}
+    try:
+        with watch_lost_gradients(_refuse_lost, functions.note):
+            yield lambda: _refuse_kept_tensors(model, before)
+    finally:
+        for module, attributes in before.items():
+            _restore(module, attributes)
+
+
+def explain(error: Exception, model: nn.Module) -> AutoshardError:
+    """Return the CaptureError that tells a user of ours what ``error`` means and where it arose."""
+    if isinstance(error, AutoshardError):
+        return error
+    line = line_of_traceback(error)
+    path = path_of_traceback(error, model)
+    where = f" in `{path}`" if path else ""
+    if isinstance(error, DATA_DEPENDENT):
+        return CaptureError(
+            f"what the model does depends on the values of a tensor{where}",
+            code="AS601",
+            span=span_of(line),
+            label="decided here",
+            help="choose with torch.where instead of if, and no .item(), int() or nonzero():"
+            " one fixed program must serve every batch",
+        )
+    if isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
+        return CaptureError(
+            f"an operator without a fake implementation{where}: {_first_line(error)}",
+            code="AS605",
+            span=span_of(line),
+            help="register one with torch.library.register_fake",
+        )
+    return CaptureError(
+        f"the model fails on fake tensors{where}: {type(error).__name__}: {_first_line(error)}",
+        code="AS600",
+        span=span_of(line),
+        help="run it once on a real batch as loss(model(...), batch); what works there but reads a"
+        " tensor's numbers (numpy, tolist, data_ptr) can't be captured",
+    )
+
+
+def path_of_traceback(error: BaseException, model: nn.Module) -> str:
+    """Return the path of the innermost module of ``model`` in whose method the error arose."""
+    # While torch traces, `self` is a stand-in that shares the module's attribute dictionary.
+    paths = {id(module.__dict__): path for path, module in model.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        holder = trace.tb_frame.f_locals.get("self")
+        found = paths.get(id(getattr(holder, "__dict__", None)), found)
+        trace = trace.tb_next
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "no message").strip()
+
+
+def _refuse_lost(kind: str) -> None:
+    message, way_out = _LOST[kind]
+    raise CaptureError(message, code="AS602", span=span_of(line_here()), help=way_out)
+
+
+def _refuse_wrappers(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        names = {cls.__name__ for cls in type(module).__mro__}
+        wrapper = next((name for name in _WRAPPERS if name in names), None)
+        if wrapper is not None:
+            raise CaptureError(
+                f"{_called(path, module)} is already wrapped as {wrapper}",
+                code="AS603",
+                help=_WRAPPERS[wrapper],
+            )
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise CaptureError(
+                f"{_called(path, module)} is compiled",
+                code="AS603",
+                help="give the model before module.compile()",
+            )
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        for attribute, kind in _HOOKS.items():
+            hooks: Mapping = getattr(module, attribute, None) or {}
+            for hook in hooks.values():
+                raise CaptureError(
+                    f"{_called(path, module)} has a {kind}, `{_hook_name(hook)}`: hooks can't fire"
+                    " in a flat graph",
+                    code="AS604",
+                    help="remove the hook; torch.nn.utils.weight_norm and spectral_norm have"
+                    " versions without one in torch.nn.utils.parametrizations",
+                )
+    for name, param in model.named_parameters():
+        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"parameter `{name}` has a gradient hook: hooks can't fire in a flat graph",
+                code="AS604",
+                help="remove the hook; act on .grad after forward_backward",
+            )
+
+
+def _refuse_odd_tensors(model: nn.Module) -> None:
+    named = (*model.named_parameters(), *model.named_buffers())
+    for name, value in named:
+        if isinstance(value, nn.parameter.UninitializedTensorMixin):
+            raise CaptureError(
+                f"`{name}` is not initialized (a lazy module)",
+                code="AS603",
+                help="run the model once on a batch first",
+            )
+        if type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+            raise CaptureError(
+                f"`{name}` is a {type(value).__name__}, not a plain tensor",
+                code="AS603",
+                help="give the plain model, before it is sharded or quantized",
+            )
+
+
+def _refuse_devices(model: nn.Module) -> None:
+    homes: dict[torch.device, str] = {}
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        homes.setdefault(value.device, name)
+    if len(homes) > 1:
+        listed = ", ".join(f"`{name}` on {device}" for device, name in homes.items())
+        raise CaptureError(
+            f"the model lies on several devices: {listed}",
+            code="AS603",
+            help="put it on one device (or all on meta); the plan decides where its parts go",
+        )
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if is_norm and (module.training or not model.training):
+            raise CaptureError(
+                f"{_called(path, module)} is a {type(module).__name__} in train mode: its batch"
+                " statistics would be those of one micro-batch of one rank",
+                code="AS606",
+                help="use LayerNorm or GroupNorm, or freeze it: model.train() and then"
+                f" model.get_submodule('{path}').eval()",
+            )
+
+
+def _refuse_kept_tensors(model: nn.Module, before: Mapping[nn.Module, dict]) -> None:
+    """Refuse a forward that leaves behind tensors that the next one could read.
+
+    A cache that is built from constants on first use is fine: the program builds it each time.
+    """
+    for path, name, old, new in _changed_attributes(model, before):
+        is_kept = old is new or any(True for _ in _tensors(old))
+        if is_kept or any(tensor.requires_grad for tensor in _tensors(new)):
+            raise CaptureError(
+                f"`{path or type(model).__name__}` keeps a tensor in its attribute `{name}` from"
+                " one forward to the next",
+                code="AS607",
+                help="return it instead, or register it as a buffer that forward only reads",
+            )
+
+
+def _called(path: str, module: nn.Module) -> str:
+    return f"`{path}`" if path else f"the model ({type(module).__name__})"
+
+
+def _hook_name(hook: Callable) -> str:
+    return getattr(hook, "__qualname__", type(hook).__name__)
+
+
+def _changed_attributes(
+    model: nn.Module, before: Mapping[nn.Module, dict]
+) -> Iterator[tuple[str, str, object, object]]:
+    """Yield path, name, old and new value of attributes that now hold a tensor of the trace."""
+    for path, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if name not in _TABLES and any(isinstance(t, FakeTensor) for t in _tensors(value)):
+                yield path, name, before[module].get(name), value
+
+
+def _restore(module: nn.Module, attributes: dict) -> None:
+    for name, value in tuple(module.__dict__.items()):
+        if name not in attributes:
+            del module.__dict__[name]
+        elif name not in _TABLES and isinstance(value, list):
+            value[:] = [item for item in value if not isinstance(item, FakeTensor)]
+    module.__dict__.update(attributes)
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
