@@ -13,6 +13,7 @@ from autoshard.ir.program import BatchLeaf
 from autoshard.source import Span
 
 Leaves = Mapping[str, torch.Tensor]
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]  # (name, shape, dtype) of each leaf
 
 
 def check_rows(
@@ -59,19 +60,32 @@ def split_leaves(
 
 def _pieces(value: torch.Tensor, spec: BatchLeaf, count: int) -> Sequence[torch.Tensor]:
     whole = spec.shape
-    if spec.is_split:
+    # With micro-batches of one sample a shared leaf looks like a sample.
+    is_split = spec.is_split and not (spec.shape[0] == 1 and value.shape[0] == 1)
+    if is_split:
         whole = (spec.shape[0] * count, *spec.shape[1:])
     if tuple(value.shape) != whole or value.dtype != spec.dtype:
         raise BatchError(
             f"batch leaf '{spec.name}' is {value.dtype} {list(value.shape)}, the program takes"
             f" {spec.dtype} {list(whole)}"
         )
-    return value.split(spec.shape[0]) if spec.is_split else [value] * count
+    return value.split(spec.shape[0]) if is_split else [value] * count
 
 
-def batch_signature(leaves: Leaves) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """Return what a program is compiled for: names, shapes and dtypes of the leaves."""
-    return tuple((name, tuple(v.shape), str(v.dtype)) for name, v in sorted(leaves.items()))
+def batch_signature(leaves: Leaves, count: int = 1) -> Signature:
+    """Return what a program is compiled for: names, shapes and dtypes of one micro-batch's leaves.
+
+    ``count`` is the number of micro-batches that the leaves hold; leaves of size 1 are shared.
+    """
+    return tuple(
+        (name, _cut_shape(value.shape, count), str(value.dtype))
+        for name, value in sorted(leaves.items())
+    )
+
+
+def _cut_shape(shape: Sequence[int], count: int) -> tuple[int, ...]:
+    is_cut = len(shape) > 0 and shape[0] > 1
+    return (shape[0] // count, *shape[1:]) if is_cut else tuple(shape)
 
 
 def hash_values(leaves: Leaves) -> int:

@@ -16,7 +16,7 @@ from autoshard.ir.batch import batch_leaves
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
 from autoshard.runtime.agree import Call, agree_on_batch
-from autoshard.runtime.batch import Leaves, batch_signature, check_rows, split_leaves
+from autoshard.runtime.batch import Leaves, Signature, batch_signature, check_rows, split_leaves
 from autoshard.runtime.clip import clip_grad_norm
 from autoshard.runtime.comm import ProcessGroups
 from autoshard.runtime.control import Control
@@ -30,7 +30,7 @@ from autoshard.runtime.report import Report
 from autoshard.runtime.state_dict import gather_state, load_state
 from autoshard.source import Span
 
-Signature = tuple[bool, tuple]  # (training, batch signature)
+Key = tuple[bool, Signature]  # (training, signature of a micro-batch)
 
 
 class Compile(Protocol):
@@ -73,14 +73,6 @@ class Counters:
     waited: float = 0.0  # seconds of the last step in which this rank waited for others
 
 
-@dataclass(frozen=True)
-class _Handed:
-    """A local parameter under its original name."""
-
-    name: str
-    parameter: nn.Parameter
-
-
 class Engine:
     """Runs training steps of one rank. Made by ``autoshard.parallelize``.
 
@@ -105,9 +97,10 @@ class Engine:
         self._comm = ProcessGroups(program.mesh, control.rank, device, subsets=_tied(program))
         self._seed = control.gather([torch.initial_seed() >> 1])[0][0]
         self._counters = Counters()
-        self._programs: dict[Signature, Executable] = {}
-        exe = self._add(program, batch_leaves(example), training=True)
-        self._storage, self._first = exe.storage, exe
+        self._programs: dict[Key, Executable] = {}
+        exe = self._first = link(program, self._comm)
+        self._storage = exe.storage
+        self._programs[True, self._signature_of_example(batch_leaves(example))] = exe
         control.together(lambda: check_init(program, tensors, setup.init))
         self._unset = fill(program, self._storage, tensors, setup.init, control, self._seed)
         self._check = OptimizerCheck(self._storage.parameters.values(), control.size)
@@ -233,11 +226,11 @@ class Engine:
         call = Call(kind, number, compare_values=kind not in self._checked)
         leaves = agree_on_batch(self._control, self.mesh, call, lambda: self._take(batch))
         self._checked.add(kind)
-        key = (training, batch_signature(leaves))
+        key = (training, batch_signature(leaves, self._setup.num_microbatches))
         if key not in self._programs:
             program = self._control.together(lambda: self._setup.compile(batch, training))
             compare_fingerprints(self._control, take_fingerprint("", program))
-            self._add(program, leaves, training=training)
+            self._programs[key] = link(program, self._comm, storage=self._storage)
         return leaves, self._programs[key]
 
     def _take(self, batch: object) -> Leaves:
@@ -247,11 +240,11 @@ class Engine:
         check_rows(leaves, setup.micro_batch_size, setup.num_microbatches, setup.batch_span)
         return {name: value.to(self._comm.device) for name, value in leaves.items()}
 
-    def _add(self, program: Program, leaves: Leaves, *, training: bool) -> Executable:
-        storage = getattr(self, "_storage", None)
-        exe = link(program, self._comm, storage=storage)
-        self._programs[training, batch_signature(leaves)] = exe
-        return exe
+    def _signature_of_example(self, leaves: Leaves) -> Signature:
+        """Return the signature of an example, which may be one micro-batch or a whole batch."""
+        rows = max((value.shape[0] for value in leaves.values() if value.dim()), default=1)
+        is_whole = rows == self._local_rows
+        return batch_signature(leaves, self._setup.num_microbatches if is_whole else 1)
 
     def _require_values(self) -> None:
         if self._unset:

@@ -45,7 +45,8 @@ class OptimizerCheck:
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
         """Watch steps on any of ``parameters``; on one rank every optimizer is right."""
-        self._ids = {id(parameter) for parameter in parameters}
+        self._parameters = tuple(parameters)  # kept alive, so that their ids stay theirs
+        self._ids = {id(parameter) for parameter in self._parameters}
         self._passed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         if ranks > 1:
             own = weakref.ref(self)

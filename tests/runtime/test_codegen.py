@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import operator
 import weakref
 
 import pytest
@@ -44,7 +45,7 @@ def test_getitem_none_and_constants_are_written_as_literals():
     b = Builder(MODE)
     x = b.input(BATCH, "x", 4, 3)
     parts = b.graph.call_function(aten.split.Tensor, (x, 2))
-    first = b.graph.call_function(__import__("operator").getitem, (parts, 1))
+    first = b.graph.call_function(operator.getitem, (parts, 1))
     full = b.graph.call_function(
         aten.full.default,
         ([2], float("inf")),
@@ -71,9 +72,6 @@ def test_a_value_dies_right_after_its_last_use():
         gc.collect()
         seen.append([ref() is not None for ref in refs])
         return value
-
-    class Watched(torch.Tensor):
-        pass
 
     b = Builder(MODE)
     x = b.input(BATCH, "x", 2)
