@@ -16,6 +16,7 @@ from types import FrameType
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -36,12 +37,14 @@ __all__ = (
     "FakeTensor",
     "FakeTensorMode",
     "UnsupportedOperatorException",
+    "all_gather_into",
     "decompose",
     "export_functional",
     "fake_like",
     "graph_under_trace",
     "has_autograd",
     "make_fx",
+    "reduce_scatter_into",
     "watch_lost_gradients",
 )
 
@@ -200,3 +203,19 @@ def _quiet() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+def all_gather_into(
+    out: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup
+) -> dist.Work | None:
+    """Start gathering ``value`` of all ranks into ``out``; the function's name changed in 2.13."""
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return call(out, value, group=group, async_op=True)
+
+
+def reduce_scatter_into(
+    out: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup
+) -> dist.Work | None:
+    """Start summing ``value`` over ranks, each keeping its part, into ``out``."""
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return call(out, value, group=group, async_op=True)

@@ -179,8 +179,16 @@ class Plan:
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
 
     def span(self, setting: str) -> Span | None:
-        """Return where `block.setting` (or a block) was written, None when it is a default."""
+        """Return where the value of `block.setting`, or the name of a block, was written."""
         return self.spans.get(setting)
+
+    def key_span(self, setting: str) -> Span | None:
+        """Return where the name of `block.setting` was written, None when it is a default."""
+        return self.spans.get(f"{setting}:key")
+
+    def is_faulty(self, setting: str) -> bool:
+        """Return whether `block.setting` was written but refused, so that it has its default."""
+        return self.key_span(setting) is not None and self.span(setting) is None
 
     def __eq__(self, other: object) -> bool:
         """Compare what the plans say, whichever subclass holds it and wherever it was written."""

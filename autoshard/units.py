@@ -109,3 +109,11 @@ def _exact(count: int, table: dict[str, int], order: tuple[str, ...]) -> str:
     fits = (unit for unit in order if count % table[unit] == 0 and count >= table[unit])
     unit = next(fits, order[-1])
     return f"{count // table[unit]}{unit}"
+
+
+def divisors(number: int, most: int = 12) -> list[int]:
+    """Return the divisors of a number in order, at most so many: those that people would try."""
+    if number > 10**9:
+        return []
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})[:most]

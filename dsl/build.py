@@ -49,6 +49,7 @@ class Draft:
     rules: dict[str, list[Rule]] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     blocks: dict[str, Span] = field(default_factory=dict)
+    keys: dict[str, Span] = field(default_factory=dict)  # of every setting, refused ones too
     variables: Variables = field(default_factory=Variables)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
@@ -72,11 +73,10 @@ class Draft:
 
     def plan(self) -> Plan:
         """Return the plan that the files make together."""
-        spans = dict(self.blocks)
+        spans = self.blocks | self.keys
         for block, settings in self.settings.items():
             for name, placed in settings.items():
                 spans[f"{block}.{name}"] = placed.span
-                spans[f"{block}.{name}:key"] = placed.key
         return Plan(**{spec.name: self._filled(spec) for spec in SCHEMA}, spans=spans)
 
     def _filled(self, spec: BlockSpec) -> Any:
@@ -132,6 +132,7 @@ class Draft:
             self._drop(spec, item, scope)
 
     def _setting(self, spec: BlockSpec, item: Setting, scope: str) -> None:
+        self.keys[f"{spec.name}.{item.key.text}:key"] = item.key.span
         known = spec.setting(item.key.text)
         if known is None or scope:
             self.diagnostics.append(wrong_items.unknown_setting(spec, item, scope))

@@ -1,6 +1,6 @@
 """The kinds of values that hold others: paths, lists of words, calls, parts of a packed weight."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.diagnostics import Diagnostic
 from autoshard.dsl.nodes import quoted, text_of, wrong, wrong_word
@@ -82,7 +82,10 @@ class Calls:
                 node, "AS120", f"`{text}` needs arguments", "", (f"write {self._form(text)}",)
             )
         if not isinstance(node, CallValue) or text not in known:
-            return wrong_word(name, node, (*self.words, *known))
+            forms = tuple(self._form(call).strip("`") for call in known)
+            fault = wrong_word(name, node, (*self.words, *known))
+            shown = f"one of: {', '.join((*self.words, *forms))}"
+            return replace(fault, help=(*fault.help[:-1], shown))
         return self._call(node, dict(known[text]))
 
     def _call(self, node: CallValue, options: dict[str, tuple[str, ...]]) -> object:

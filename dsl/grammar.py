@@ -110,6 +110,7 @@ class TreeBuilder:
             str(header.children[0]),
             tuple(self.node(statement) for statement in statements),
             self.source,
+            self.span(header),
             tuple(Span(self.source, a - self.shift, b - self.shift) for a, b in found),
         )
 

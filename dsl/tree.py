@@ -153,4 +153,5 @@ class PlanFile:
     version: str
     statements: tuple[Statement, ...]
     source: Source = field(compare=False, repr=False)
+    header: Span = field(compare=False, repr=False)
     comments: tuple[Span, ...] = field(default=(), compare=False, repr=False)

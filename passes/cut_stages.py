@@ -33,6 +33,7 @@ from autoshard.ir.program import Level, Program, Stage
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.library import spec
 from autoshard.passes._cut_points import Cut, find_cuts
+from autoshard.passes._schedules import compute_schedule
 
 aten = torch.ops.aten
 Ported = tuple[Port, Node]
@@ -66,7 +67,7 @@ class CutStages(Pass):
         if program.forward is None:
             return
         plan = ctx.resolved.plan
-        count = program.mesh.size("pp") * plan.pipeline.virtual_stages
+        count = compute_schedule(ctx.resolved).num_stages
         cuts = find_cuts(program.forward, plan.pipeline.split, count, plan.span("pipeline.split"))
         program.stages = _divide(program.forward, cuts)
         program.forward = None

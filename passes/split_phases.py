@@ -17,13 +17,14 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
+from autoshard.dsl.resolve import Resolved
 from autoshard.ir.aliases import cheap_base, is_cheap
 from autoshard.ir.extract import ancestors, extract
 from autoshard.ir.graph_function import BOUNDARY, GRAD, SAVED, TANGENT, GraphFunction, Port
 from autoshard.ir.node_info import info
 from autoshard.ir.program import Level, Program
-from autoshard.plan import Call
-from autoshard.schedule import SCHEDULES
+from autoshard.passes._schedules import compute_schedule
+from autoshard.schedule import Kind
 
 Ported = tuple[Port, Node]
 
@@ -54,7 +55,7 @@ class SplitPhases(Pass):
 
     def run(self, program: Program, ctx: PassContext) -> None:
         """Fill ``stage.phases`` of every stage."""
-        apart = self._apart(ctx.resolved.plan.pipeline.schedule)
+        apart = self._apart(ctx.resolved)
         for stage in program.stages:
             if stage.phases or stage.joint is None:
                 continue
@@ -62,10 +63,11 @@ class SplitPhases(Pass):
             stage.phases = split.phases() if program.training else {"F": split.forward()}
             ctx.note(f"stage {stage.index}", split.summary())
 
-    def _apart(self, schedule: str | Call) -> bool:
+    def _apart(self, resolved: Resolved) -> bool:
         if self.weights != "auto":
             return self.weights == "apart"
-        return isinstance(schedule, Call) or SCHEDULES[schedule].splits_backward
+        rows = compute_schedule(resolved).ranks
+        return any(action.kind is Kind.I for row in rows for action in row)
 
 
 class _Split:

@@ -110,6 +110,8 @@ class _Writer:
             return repr(value)
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
+        if isinstance(value, torch.device):
+            return "comm.device"  # captured on the CPU, whatever the rank computes on
         return self._bind(value, f"const_{type(value).__name__}")
 
     def _bind(self, value: object, hint: str) -> str:

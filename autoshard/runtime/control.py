@@ -28,10 +28,7 @@ class Control:
         if self.size == 1:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.int64)
-        out = mine.new_empty((self.size, len(numbers)))
-        with named("agreement of all ranks"):
-            dist.all_gather_into_tensor(out, mine, group=self._group)
-        return out.tolist()
+        return [row.tolist() for row in self._gather(mine)]
 
     def gather_text(self, text: str) -> list[str]:
         """Return every rank's text, by rank."""
@@ -41,11 +38,14 @@ class Control:
         lengths = [row[0] for row in self.gather([len(raw)])]
         mine = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
         mine[: len(raw)] = torch.frombuffer(bytearray(raw or b"\0"), dtype=torch.uint8)[: len(raw)]
-        out = mine.new_empty((self.size, len(mine)))
-        with named("agreement of all ranks"):
-            dist.all_gather_into_tensor(out, mine, group=self._group)
-        rows = zip(out, lengths, strict=True)
+        rows = zip(self._gather(mine), lengths, strict=True)
         return [bytes(row[:length].tolist()).decode() for row, length in rows]
+
+    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        with named("agreement of all ranks"):
+            dist.all_gather(rows, mine, group=self._group)
+        return rows
 
     def broadcast(self, value: torch.Tensor) -> torch.Tensor:
         """Return rank 0's value; the others give a CPU tensor of its shape and dtype."""

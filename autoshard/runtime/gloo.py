@@ -23,9 +23,16 @@ TAGS = 1 << 20  # collectives under way at once on one axis are fewer by far
 Message = tuple[int, torch.Tensor]  # (peer, buffer)
 
 
-def combine(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
-    """Return the parts reduced from first to last, in a tensor of its own."""
-    result = COMBINE[op](parts[0], parts[1]) if len(parts) > 1 else parts[0].clone()
+def combine(
+    parts: Sequence[torch.Tensor], op: str, scratch: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the parts reduced from first to last, in ``scratch`` or a new tensor.
+
+    ``scratch`` may be one of the first two parts.
+    """
+    if len(parts) == 1:
+        return parts[0].clone()
+    result = COMBINE[op](parts[0], parts[1], out=scratch)
     for part in parts[2:]:
         COMBINE[op](result, part, out=result)
     return result
@@ -47,10 +54,8 @@ class GlooAxis:
         """Start a reduction over all ranks of the axis, or over ``members``."""
         members, value = members or self._all, value.contiguous()
         nbytes = value.numel() * value.element_size()
-        if len(members) <= 2 or nbytes <= DIRECT_BYTES:
-            started, parts = self._exchange(value, members, self._tag())
-            finish = lambda: combine(parts.unbind(0), op)  # noqa: E731
-            return self._pending(started, finish, "all_reduce", value)
+        if len(members) == 2 or nbytes <= DIRECT_BYTES:
+            return self._one_round(value, op, members)
         return self._two_rounds(value, op, members)
 
     def all_gather(self, value: torch.Tensor) -> Work:
@@ -84,6 +89,15 @@ class GlooAxis:
             kind = f"{'send to' if item.is_send else 'receive from'} {item.peer}"
             works.append(self._pending(started, _give(item.value), kind, item.value))
         return works
+
+    def _one_round(self, value: torch.Tensor, op: str, members: tuple[int, ...]) -> Work:
+        """Send the whole value to all others and sum what they send."""
+        me = members.index(self._index)
+        parts = [value if i == me else torch.empty_like(value) for i in range(len(members))]
+        others = [(peer, parts[i]) for i, peer in enumerate(members) if i != me]
+        started = self._post([(peer, value) for peer, _ in others], others, self._tag())
+        scratch = parts[1 - me] if me < 2 else None
+        return self._pending(started, lambda: combine(parts, op, scratch), "all_reduce", value)
 
     def _two_rounds(self, value: torch.Tensor, op: str, members: tuple[int, ...]) -> Work:
         """Deal out and sum parts, then exchange the sums when they are waited for.

@@ -12,6 +12,7 @@ from autoshard.ir.node_info import val
 from autoshard.ir.program import Program
 from autoshard.runtime.work import Transfer
 from autoshard.schedule import Action, Kind
+from autoshard.schedule.action import SENDS
 
 MAX_VALUES = 1 << 10  # values on one boundary
 
@@ -83,30 +84,27 @@ class Messages:
         boundary = self._boundaries[left]
         return boundary.forward if is_forward else boundary.backward
 
-    def send(self, action: Action, tensors: dict[str, torch.Tensor]) -> list[Transfer]:
-        """Return the transfers of a SEND action."""
-        return [
-            self._transfer(action, i, True, tensors[value.name].contiguous())
-            for i, value in enumerate(self.values(action))
-        ]
+    def send(self, action: Action, tensors: dict[str, torch.Tensor]) -> dict[str, Transfer]:
+        """Return the transfers of a SEND action by value name."""
+        names = [value.name for value in self.values(action)]
+        return {
+            name: self._transfer(action, i, tensors[name].contiguous())
+            for i, name in enumerate(names)
+        }
 
     def receive(self, action: Action) -> dict[str, Transfer]:
         """Return the transfers of a RECV action by value name; buffers are new."""
         return {
-            value.name: self._transfer(
-                action,
-                i,
-                False,
-                torch.empty(value.shape, dtype=value.dtype, device=self._device),
-            )
+            value.name: self._transfer(action, i, self._buffer(value))
             for i, value in enumerate(self.values(action))
         }
 
-    def _transfer(
-        self, action: Action, place: int, is_send: bool, tensor: torch.Tensor
-    ) -> Transfer:
+    def _buffer(self, value: Value) -> torch.Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, device=self._device)
+
+    def _transfer(self, action: Action, place: int, tensor: torch.Tensor) -> Transfer:
         is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
         left = min(action.stage, action.peer_stage)
         tag = ((left * self._microbatches + action.microbatch) * 2 + is_forward) * MAX_VALUES
         peer = self._stage_to_rank[action.peer_stage]
-        return Transfer(is_send, tensor, "pp", peer, tag + place)
+        return Transfer(action.kind in SENDS, tensor, "pp", peer, tag + place)

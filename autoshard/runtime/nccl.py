@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from autoshard.compat import all_gather_into, reduce_scatter_into
 from autoshard.ops.communicator import Work
 from autoshard.runtime.work import Clock, Pending, Started, Transfer
 
@@ -39,14 +40,14 @@ class NcclAxis:
         """Start gathering the values of all ranks on a new first dimension."""
         value = value.contiguous()
         out = value.new_empty((self._size, *value.shape))
-        started = dist.all_gather_into_tensor(out, value, group=self._group, async_op=True)
+        started = all_gather_into(out, value, self._group)
         return self._pending(started, _after(out, value), "all_gather")
 
     def reduce_scatter(self, value: torch.Tensor) -> Work:
         """Start summing ``value`` (size, ...); the result is this rank's slice."""
         value = value.contiguous()
         out = value.new_empty(value.shape[1:])
-        started = dist.reduce_scatter_tensor(out, value, group=self._group, async_op=True)
+        started = reduce_scatter_into(out, value, self._group)
         return self._pending(started, _after(out, value), "reduce_scatter")
 
     def broadcast(self, value: torch.Tensor, source: int) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from autoshard.ir.node_info import val
 from autoshard.ops.communicator import Work
 from autoshard.runtime.gradients import Gradients
 from autoshard.runtime.phases import PER_MICROBATCH
-from autoshard.runtime.work import Ready
+from autoshard.runtime.work import Ready, Transfer
 from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import RECVS, SENDS
 
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
     from autoshard.runtime.executor import Executable
 
 Place = tuple[int, int]  # (stage, micro-batch)
+CARRIES = {
+    Kind.SEND_F: BOUNDARY,
+    Kind.RECV_F: BOUNDARY,
+    Kind.SEND_B: TANGENT,
+    Kind.RECV_B: TANGENT,
+}
+IN_FLIGHT = 2  # micro-batches sent ahead of their receives, per stage and direction
 
 
 class Run:
@@ -60,7 +68,7 @@ class Run:
         self._microbatches, self._normalizers, self._rng = microbatches, normalizers, rng
         self._values: dict[Place, dict[Port, torch.Tensor | Work]] = {}
         self._outgoing: dict[tuple[str, int, int], dict[str, torch.Tensor]] = {}
-        self._sending: list[Work] = []
+        self._sending: dict[tuple[Kind, int], deque[Work]] = {}
         self.gradients = Gradients(self._storage)
         self.losses: dict[int, torch.Tensor] = {}  # by micro-batch
         self.outputs: dict[tuple[str, int], torch.Tensor] = {}
@@ -82,8 +90,8 @@ class Run:
             self._unshard(stage)
         for group in groups:
             self._carry_out(group)
-        for work in self._sending:
-            work.wait()
+        for works in self._sending.values():
+            _wait_down_to(works, 0)
         self._storage.gathered.clear()
         left = {place: list(map(str, held)) for place, held in self._values.items() if held}
         if left:
@@ -163,27 +171,34 @@ class Run:
         self._outgoing.setdefault((port.kind, stage, number), {})[port.name] = value
 
     def _transfer(self, group: tuple[Action, ...]) -> None:
-        transfers, keepers = [], []
+        """Post the messages of all actions of the group at once."""
+        posted: list[tuple[Action, str, Transfer]] = []
         for action in group:
             if action.kind in SENDS:
-                kind = BOUNDARY if action.kind is Kind.SEND_F else TANGENT
-                tensors = self._outgoing.pop((kind, action.stage, action.microbatch), {})
-                sends = self._exe.messages.send(action, tensors)
-                transfers += sends
-                keepers += [None] * len(sends)
-                continue
-            kind = BOUNDARY if action.kind is Kind.RECV_F else TANGENT
-            place = self._place(action.stage, action.microbatch)
-            for name, transfer in self._exe.messages.receive(action).items():
-                transfers.append(transfer)
-                keepers.append((place, Port(kind, name)))
-        works = self._comm.transfer_start(transfers) if transfers else []
-        for keeper, work in zip(keepers, works, strict=True):
-            if keeper is None:
-                self._sending.append(work)
+                key = (CARRIES[action.kind], action.stage, action.microbatch)
+                tensors = self._outgoing.pop(key, {})
+                transfers = self._exe.messages.send(action, tensors)
+                self._let_arrive(action)
             else:
-                place, port = keeper
-                place[port] = work
+                transfers = self._exe.messages.receive(action)
+            posted += [(action, name, transfer) for name, transfer in transfers.items()]
+        if not posted:
+            return
+        works = self._comm.transfer_start([transfer for _, _, transfer in posted])
+        for (action, name, _), work in zip(posted, works, strict=True):
+            if action.kind in SENDS:
+                self._sending.setdefault((action.kind, action.stage), deque()).append(work)
+            else:
+                place = self._place(action.stage, action.microbatch)
+                place[Port(CARRIES[action.kind], name)] = work
+
+    def _let_arrive(self, action: Action) -> None:
+        """Wait for old messages, so that their buffers don't pile up.
+
+        No deadlock can come of it: the schedule runs even if every send waits for its receive.
+        """
+        count = len(self._exe.messages.values(action))
+        _wait_down_to(self._sending.get((action.kind, action.stage), deque()), IN_FLIGHT * count)
 
     def _fill_tangents(self, stage: int, held: dict[Port, torch.Tensor | Work]) -> None:
         """Give zeros for gradients that the next stage does not compute."""
@@ -225,3 +240,8 @@ class Run:
 
     def _place(self, stage: int, number: int) -> dict[Port, torch.Tensor | Work]:
         return self._values.setdefault((stage, number), {})
+
+
+def _wait_down_to(works: deque[Work], count: int) -> None:
+    while len(works) > count:
+        works.popleft().wait()

@@ -64,8 +64,12 @@ def test_backward_together_is_in_one_phase() -> None:
     assert not last.phases["W"].outputs
 
 
-def test_auto_splits_for_schedules_that_run_the_halves_apart() -> None:
-    assert not SplitPhases()._apart(PipelineBlock().schedule)
+@pytest.mark.parametrize(
+    ("schedule", "apart"), [("1f1b", False), ("gpipe", False), ("zb_h1", True)]
+)
+def test_auto_splits_for_schedules_that_run_the_halves_apart(schedule: str, apart: bool) -> None:
+    ctx = context(Mesh.of(pp=2), pipeline=PipelineBlock(schedule=schedule))
+    assert SplitPhases()._apart(ctx.resolved) is apart
 
 
 def test_saved_values_are_named_after_module_and_operation() -> None:
