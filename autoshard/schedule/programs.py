@@ -66,13 +66,14 @@ def _plan(
     schedule: Schedule, row: Sequence[Action], inside: InsideGraphs, is_batched: bool
 ) -> list[_Step]:
     steps: list[_Step] = []
+    received = {action for action in row if action.kind in RECVS}
     batch = 1
     for action in row:
         if action.kind in SENDS | RECVS:
             steps.append(_transfer(schedule, action, batch if is_batched else 0))
             continue
         batch += 1
-        steps += _waits(schedule, row, action)
+        steps += _waits(schedule, received, action)
         steps += _compute(action, inside)
     return steps
 
@@ -86,13 +87,13 @@ def _transfer(schedule: Schedule, action: Action, batch: int) -> _Step:
     return _Step(kind, peer=peer, tag=tag, where=str(action), batch=batch)
 
 
-def _waits(schedule: Schedule, row: Sequence[Action], action: Action) -> Iterator[_Step]:
+def _waits(schedule: Schedule, received: set[Action], action: Action) -> Iterator[_Step]:
     """Yield the wait for what a compute action receives, if its rank receives it."""
-    received = {Kind.F: Kind.RECV_F, Kind.I: Kind.RECV_B, Kind.B: Kind.RECV_B}.get(action.kind)
-    if received is None:
+    kind = {Kind.F: Kind.RECV_F, Kind.I: Kind.RECV_B, Kind.B: Kind.RECV_B}.get(action.kind)
+    if kind is None:
         return
-    recv = Action(received, action.stage, action.microbatch)
-    if 0 <= recv.peer_stage < schedule.num_stages and recv in row:
+    recv = Action(kind, action.stage, action.microbatch)
+    if recv in received:
         peer = schedule.stage_to_rank[recv.peer_stage]
         yield _Step("wait", peer=peer, tag=str(recv.partner), where=f"{action} waits for {recv}")
 
