@@ -31,7 +31,9 @@ class Kind(Enum):
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECVS = frozenset({Kind.RECV_F, Kind.RECV_B})
-STORAGE = frozenset({Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})  # a stage's, not a microbatch's
+STORAGE = frozenset(
+    {Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD}
+)  # a stage's, not a micro-batch's
 
 # Which receive meets a send, and how far away its stage is.
 MEETS = {Kind.SEND_F: Kind.RECV_F, Kind.SEND_B: Kind.RECV_B}
@@ -43,7 +45,7 @@ _TEXT = re.compile(rf"(\d+)({_WORDS})(\d*)")
 
 @dataclass(frozen=True)
 class Action:
-    """Do one thing for one stage and, except for storage actions, one microbatch."""
+    """Do one thing for one stage and, except for storage actions, one micro-batch."""
 
     kind: Kind
     stage: int
@@ -61,11 +63,11 @@ class Action:
         if match is None:
             raise ScheduleError(
                 f"'{text.strip()}' isn't an action of a schedule",
-                help="write stage, kind, microbatch, as in '0F0', '1SEND_B3', or '2UNSHARD'",
+                help="write stage, kind, micro-batch, as in '0F0', '1SEND_B3', or '2UNSHARD'",
             )
         kind, number = Kind(match[2]), match[3]
         if (kind in STORAGE) == bool(number):
-            rule = "takes no microbatch" if kind in STORAGE else "needs a microbatch"
+            rule = "takes no micro-batch" if kind in STORAGE else "needs a micro-batch"
             raise ScheduleError(f"'{text.strip()}': {kind.value} {rule}")
         return cls(kind, int(match[1]), int(number) if number else None)
 

@@ -21,7 +21,7 @@ class ScheduleCheck:
     has_own_transfers: bool
     problems: tuple[str, ...]
     verdicts: tuple[tuple[str, OrderVerdict], ...]
-    reorders_gradients: bool  # weight gradients of a stage aren't in microbatch order
+    reorders_gradients: bool  # weight gradients of a stage aren't in micro-batch order
 
     @property
     def is_good(self) -> bool:
@@ -40,7 +40,7 @@ class ScheduleCheck:
         if not self.has_own_transfers:
             lines.append("  note: it has no transfers; those that our lowering adds are checked")
         if self.reorders_gradients:
-            lines.append("  note: weight gradients accumulate out of microbatch order")
+            lines.append("  note: weight gradients accumulate out of micro-batch order")
         lines += [f"  {posted}: {verdict}" for posted, verdict in self.verdicts]
         if not self.is_good and all(v.ok for posted, v in self.verdicts if posted == TOGETHER):
             lines.append(f"  note: it runs only with {TOGETHER}")

@@ -57,6 +57,14 @@ class Costs:
                 f"cost send has {len(self.send)} boundaries, the schedule {num_stages - 1}"
             )
 
+    def divided(self, parts: int) -> "Costs":
+        """Return the costs of stages that have one of `parts` of the layers each; send stays."""
+        f, i, w = (
+            tuple(Fraction(value) / parts for value in _values(getattr(self, word)))
+            for word in ("F", "I", "W")
+        )
+        return Costs(_unpack(f), _unpack(i), _unpack(w), self.send, self.kept)
+
     def whole(self) -> "Costs":
         """Return the same costs in a unit that makes every time an integer; floats stay."""
         rows = [_values(getattr(self, word)) for word in ("F", "I", "W", "send")]
@@ -64,7 +72,7 @@ class Costs:
             return self
         scale = math.lcm(*(Fraction(value).denominator for row in rows for value in row))
         scaled = [tuple(int(value * scale) for value in row) for row in rows]
-        f, i, w, send = (row[0] if len(row) == 1 else row for row in scaled)
+        f, i, w, send = (_unpack(row) for row in scaled)
         return Costs(f, i, w, send, self.kept)
 
 
@@ -89,6 +97,10 @@ def _exact(word: str) -> Number:
 
 def _values(value: PerStage) -> tuple[Number, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+def _unpack(row: tuple[Number, ...]) -> PerStage:
+    return row[0] if len(row) == 1 else row
 
 
 def _at(value: PerStage, stage: int) -> Number:

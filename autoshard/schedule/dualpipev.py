@@ -12,7 +12,7 @@ from autoshard.schedule.v_row import VRow, only_first
 def dualpipev(num_ranks: int, num_microbatches: int) -> list[list[Action]]:
     """Return each rank's actions; each rank holds at most `2 * num_ranks + 1` stage activations.
 
-    The pattern needs two microbatches a rank; fewer are the same pattern with the rest left out.
+    The pattern needs two micro-batches a rank; fewer are the same pattern with the rest left out.
     """
     full = max(num_microbatches, 2 * num_ranks)
     return [only_first(num_microbatches, _row(rank, num_ranks, full)) for rank in range(num_ranks)]

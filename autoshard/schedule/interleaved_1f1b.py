@@ -1,7 +1,7 @@
 """Interleaved 1F1B: several stages on a rank, to divide the bubble (Narayanan et al. 2021).
 
-Microbatches go through a rank's stages in groups of at least one per rank. The groups need not be
-equal, so that any number of microbatches keeps the bubble at (p-1) / (v m + p-1) from m = p on.
+Micro-batches go through a rank's stages in groups of at least one per rank. The groups need not be
+equal, so that any number of micro-batches keeps the bubble at (p-1) / (v m + p-1) from m = p on.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ def interleaved_1f1b(
 
 
 def _group_sizes(num_ranks: int, num_microbatches: int) -> list[int]:
-    """Return groups of at least one microbatch a rank, as equal as can be, largest first."""
+    """Return groups of at least one micro-batch a rank, as equal as can be, largest first."""
     groups = max(1, num_microbatches // num_ranks)
     size, more = divmod(num_microbatches, groups)
     return [size + 1] * more + [size] * (groups - more)
 
 
 def _order(sizes: list[int], chunks: range | Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Yield (chunk, microbatch): each group through all chunks, then the next group."""
+    """Yield (chunk, micro-batch): each group through all chunks, then the next group."""
     order = tuple(chunks)
     first = 0
     for size in sizes:

@@ -90,14 +90,14 @@ def make_schedule(
     max_in_flight: int | None = None,
     costs: Costs | None = None,
 ) -> Schedule:
-    """Return the compute actions of a schedule, for any number of microbatches.
+    """Return the compute actions of a schedule, for any number of micro-batches.
 
     `virtual_stages` is the number of stages a rank holds; None asks for the schedule's own, and
     the V-shaped ones have 2 whether asked for 1 (a plan's default) or 2. `max_in_flight` bounds
-    the activations a rank holds, in microbatches of all its stages; zb_2p and zbv keep to it, the
+    the activations a rank holds, in micro-batches of all its stages; zb_2p and zbv keep to it, the
     others refuse a bound that they don't meet. `costs` steer what is searched for (zb_2p, and zbv
-    below two microbatches a rank). Every schedule accumulates each stage's weight gradients in
-    microbatch order.
+    below two micro-batches a rank). Every schedule accumulates each stage's weight gradients in
+    micro-batch order.
     """
     recipe = _recipe(name)
     for what, value in (("num_ranks", num_ranks), ("num_microbatches", num_microbatches)):
@@ -123,8 +123,8 @@ def _check_bound(schedule: Schedule, request: Request) -> None:
     needed = math.ceil(held / schedule.virtual_stages)
     if needed > request.max_in_flight:
         raise ScheduleError(
-            f"{schedule.name} on {schedule.num_ranks} ranks holds {needed} microbatches in flight, "
-            f"more than max_in_flight {request.max_in_flight}",
+            f"{schedule.name} on {schedule.num_ranks} ranks holds {needed} micro-batches in "
+            f"flight, more than max_in_flight {request.max_in_flight}",
             help="zb_2p and zbv keep to a bound; fewer pipeline ranks need less",
         )
 

@@ -93,7 +93,7 @@ def _waits(schedule: Schedule, received: set[Action], action: Action) -> Iterato
     if kind is None:
         return
     recv = Action(kind, action.stage, action.microbatch)
-    if recv in received:
+    if recv in received and 0 <= recv.peer_stage < schedule.num_stages:
         peer = schedule.stage_to_rank[recv.peer_stage]
         yield _Step("wait", peer=peer, tag=str(recv.partner), where=f"{action} waits for {recv}")
 

@@ -16,7 +16,7 @@ _FORWARD = "0123456789"
 def render_grid(simulation: Simulation, max_width: int = 400) -> str:
     """Return one line a rank: digits forward, letters backward, `w` weight gradient, `.` idle.
 
-    The digit is the last one of the microbatch, the letter its place in the alphabet; both begin
+    The digit is the last one of the micro-batch, the letter its place in the alphabet; both begin
     again when they run out. A column is the largest time that divides all costs, or more where
     that would be wider than `max_width`.
     """

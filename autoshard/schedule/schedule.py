@@ -82,7 +82,7 @@ class Schedule:
         """Return the schedule of torch's CSV form.
 
         Empty cells (idle) are skipped; torch's overlapped pair ``(0F1;7B0)OVERLAP_F_B`` becomes
-        its two actions in that order. Placement and microbatches are read off the actions.
+        its two actions in that order. Placement and micro-batches are read off the actions.
         """
         ranks = tuple(tuple(_csv_actions(row)) for row in csv.reader(io.StringIO(text)) if row)
         placement = _read_placement(ranks)

@@ -23,7 +23,7 @@ _NEVER = math.inf
 
 @dataclass(frozen=True)
 class Problem:
-    """Say what to schedule: stages on ranks, microbatches, costs, and the memory bound.
+    """Say what to schedule: stages on ranks, micro-batches, costs, and the memory bound.
 
     A rank may hold `limit` activations of a stage at once, counted with `costs.kept`. Whole costs
     (`Costs.whole`) are faster and make ties ties.
@@ -112,7 +112,7 @@ class _Clock:
         self.hold = [policy.hold * time for time in self.times[Kind.F]]
         self.own = [[s for s in stages if placement[s] == r] for r in range(max(placement) + 1)]
         self.done: dict[Kind, list[int]] = {k: [0] * len(placement) for k in self.times}
-        # When the input of each stage's next microbatches arrives; never, until it is known.
+        # When the input of each stage's next micro-batches arrives; never, until it is known.
         self.forward_at = [[_NEVER] * count for _ in stages]
         self.backward_at = [[_NEVER] * count for _ in stages]
         self.forward_at[0] = [0] * count

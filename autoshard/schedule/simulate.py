@@ -21,7 +21,7 @@ class Simulation:
     """Hold when each rank does what; everything else is computed from that.
 
     Bubbles are shares from 0 to 1, as exact fractions where the costs are exact. Activations are
-    counted in (stage, microbatch) pairs: with v stages on a rank, v pairs are one microbatch.
+    counted in (stage, micro-batch) pairs: with v stages on a rank, v pairs are one micro-batch.
     """
 
     schedule: Schedule

@@ -1,7 +1,7 @@
 """The common pattern of the zero-bubble schedules with one stage a rank.
 
 A rank does `warmup` forwards; then input gradient, weight gradient, forward in turns, where the
-weight gradients lag behind the input gradients by `lag` microbatches. What lags fills the bubble
+weight gradients lag behind the input gradients by `lag` micro-batches. What lags fills the bubble
 at the end of the step.
 """
 

@@ -9,7 +9,7 @@ from autoshard.schedule.action import COMPUTE, Action, Kind
 from autoshard.schedule.costs import Costs, Number
 from autoshard.schedule.schedule import Schedule
 
-Key = tuple[str, int, int]  # "F", "I" or "W", stage, microbatch
+Key = tuple[str, int, int]  # "F", "I" or "W", stage, micro-batch
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def find_problems(
     """Return what breaks the rules of a schedule, each with the rank and the action.
 
     `reduce_per` and `unshard` say how it was lowered; None takes that from the storage actions
-    it has. `accumulation="any"` also allows weight gradients out of microbatch order.
+    it has. `accumulation="any"` also allows weight gradients out of micro-batch order.
     """
     problems = list(_shape(schedule))
     if problems:
@@ -69,7 +69,7 @@ def _shape(schedule: Schedule) -> Iterator[str]:
         if not 0 <= rank < schedule.num_ranks:
             yield f"stage {stage} is on rank {rank} of {schedule.num_ranks}"
     if schedule.num_microbatches < 1:
-        yield f"{schedule.num_microbatches} microbatches"
+        yield f"{schedule.num_microbatches} micro-batches"
     for rank, _, action in schedule.positions():
         number = action.microbatch
         if not 0 <= action.stage < schedule.num_stages:
@@ -78,11 +78,11 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             holder = schedule.stage_to_rank[action.stage]
             yield f"rank {rank}: {action} belongs to rank {holder}, which holds the stage"
         elif number is not None and not 0 <= number < schedule.num_microbatches:
-            yield f"rank {rank}: {action} names microbatch {number} of {schedule.num_microbatches}"
+            yield f"rank {rank}: {action} names micro-batch {number} of {schedule.num_microbatches}"
 
 
 def _complete(schedule: Schedule) -> Iterator[str]:
-    """Check that each (stage, microbatch) has F once, and either B once or I and W once."""
+    """Check that each (stage, micro-batch) has F once, and either B once or I and W once."""
     counts = Counter(action for _, _, action in schedule.positions() if action.kind in COMPUTE)
     for stage in range(schedule.num_stages):
         for number in range(schedule.num_microbatches):
@@ -93,13 +93,13 @@ def _complete(schedule: Schedule) -> Iterator[str]:
                 yield f"stage {stage} has {stage}F{number} {f} times, not once"
             if (b, i, w) not in ((1, 0, 0), (0, 1, 1)):
                 yield (
-                    f"stage {stage}, microbatch {number} needs B once or I and W once; "
+                    f"stage {stage}, micro-batch {number} needs B once or I and W once; "
                     f"it has B {b}, I {i}, W {w} times"
                 )
 
 
 def _phases_in_order(rank: int, row: Iterable[Action]) -> Iterator[str]:
-    """Check F before I before W for each (stage, microbatch); B is I, then W."""
+    """Check F before I before W for each (stage, micro-batch); B is I, then W."""
     seen: set[Action] = set()
     for action in row:
         before = {Kind.I: Kind.F, Kind.B: Kind.F, Kind.W: Kind.I}.get(action.kind)
@@ -110,7 +110,7 @@ def _phases_in_order(rank: int, row: Iterable[Action]) -> Iterator[str]:
 
 
 def _accumulates_in_order(rank: int, row: Iterable[Action]) -> Iterator[str]:
-    """Check that each stage's weight gradients come in microbatch order."""
+    """Check that each stage's weight gradients come in micro-batch order."""
     last: dict[int, int] = {}
     for action in row:
         if action.kind not in _WEIGHT_GRADIENT:
@@ -118,8 +118,8 @@ def _accumulates_in_order(rank: int, row: Iterable[Action]) -> Iterator[str]:
         assert action.microbatch is not None
         if action.microbatch < last.get(action.stage, -1):
             yield (
-                f"rank {rank}: {action} accumulates after microbatch {last[action.stage]}; "
-                f"the order must be that of the microbatches"
+                f"rank {rank}: {action} accumulates after micro-batch {last[action.stage]}; "
+                f"the order must be that of the micro-batches"
             )
         last[action.stage] = action.microbatch
 

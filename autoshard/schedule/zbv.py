@@ -17,9 +17,9 @@ from autoshard.schedule.v_row import VRow, only_first
 def zbv(
     num_ranks: int, num_microbatches: int, max_in_flight: int | None, costs: Costs
 ) -> list[list[Action]]:
-    """Return each rank's actions; every rank holds at most `num_ranks` microbatches.
+    """Return each rank's actions; every rank holds at most `num_ranks` micro-batches.
 
-    The pattern needs two microbatches a rank and its memory. With fewer, or under a lower bound,
+    The pattern needs two micro-batches a rank and its memory. With fewer, or under a lower bound,
     the better of a search and of what is left of the pattern is taken.
     """
     full = max(num_microbatches, 2 * num_ranks)
@@ -33,7 +33,7 @@ def zbv(
     rows = best(problem, chain([pattern], candidates(problem)))
     if rows is None:
         raise ScheduleError(
-            f"zbv on {num_ranks} ranks finds no schedule with {limit} microbatches in flight",
+            f"zbv on {num_ranks} ranks finds no schedule with {limit} micro-batches in flight",
             help=f"{num_ranks} are always enough",
         )
     return rows
@@ -42,7 +42,7 @@ def zbv(
 def _row(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
     row = VRow(rank, num_ranks)
     to_come = num_ranks - rank
-    # Until the first microbatch has turned around and come back: forwards down, then both ways.
+    # Until the first micro-batch has turned around and come back: forwards down, then both ways.
     for _ in range(2 * to_come - 1):
         row.add(Kind.F, 0)
     for _ in range(rank):

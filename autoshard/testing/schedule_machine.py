@@ -12,7 +12,7 @@ from autoshard.schedule.action import RECVS, SENDS, Action, Kind
 from autoshard.schedule.schedule import Schedule
 
 Symbol = tuple  # an operation and the symbols it read
-Place = tuple[str, int, int | None]  # "act" or "grad" or "saved", stage, microbatch
+Place = tuple[str, int, int | None]  # "act" or "grad" or "saved", stage, micro-batch
 
 
 class Fault(Exception):
@@ -105,7 +105,7 @@ class _Machine:
         if self.schedule.stage_to_rank[stage] != rank:
             raise Fault(f"rank {rank} has no stage {stage}")
         if number is not None and not 0 <= number < self.schedule.num_microbatches:
-            raise Fault(f"{action}: no such microbatch")
+            raise Fault(f"{action}: no such micro-batch")
         if action.kind in (Kind.UNSHARD, Kind.RESHARD):
             self.outcome.gathers[stage].append(action.kind.value)
         elif action.kind is Kind.REDUCE_GRAD:

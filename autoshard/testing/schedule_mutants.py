@@ -119,7 +119,7 @@ def retype(rng: random.Random, row: list[Action], place: int, schedule: Schedule
 
 
 def retarget(rng: random.Random, row: list[Action], place: int, schedule: Schedule) -> None:
-    """Give the action another microbatch or another stage."""
+    """Give the action another micro-batch or another stage."""
     action = row[place]
     number = action.microbatch
     if number is not None and schedule.num_microbatches > 1 and rng.random() < 0.5:

@@ -29,6 +29,17 @@ def test_json_has_the_bubbles_and_the_peaks(name, capsys) -> None:
     assert len(facts["peak_activations"]) == facts["ranks"] == 4
 
 
+def test_all_schedules_are_compared_on_one_model(capsys) -> None:
+    assert main(["simulate", "--schedule", "all", "--stages", "8", "--microbatches", "32"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:9]}
+    assert list(rows) == list(SCHEDULES)
+    assert rows["1f1b"] == ["1", "17.9%", "17.9%", "8"]
+    assert rows["zbv"] == ["2", "3.5%", "0.0%", "8"]
+    assert main(["simulate", "--schedule", "all", *SMALL, "--cost", "2,2,2", "--json"]) == 0
+    facts = {one["schedule"]: one for one in json.loads(capsys.readouterr().out)}
+    assert facts["zbv"]["cost"]["F"] == 1.0 and facts["1f1b"]["cost"]["F"] == 2.0
+
+
 def test_a_csv_that_was_written_simulates_to_the_same_grid(tmp_path: Path, capsys) -> None:
     file = tmp_path / "mine.csv"
     main(["simulate", "--schedule", "1f1b", *SMALL, "--csv", str(file)])
@@ -48,10 +59,12 @@ def test_a_trace_is_written(tmp_path: Path) -> None:
     [
         (["--schedule", "2f1b"], "no schedule '2f1b'"),
         (["--schedule", "1f1b"], "1f1b needs its numbers"),
+        (["--schedule", "all"], "all needs its numbers"),
+        (["--schedule", "all", *SMALL, "--csv", "x"], "--csv needs one schedule, not 'all'"),
         (["--schedule", "1f1b", *SMALL, "--virtual", "2"], "virtual_stages 1; got 2"),
         (["--schedule", "1f1b", *SMALL, "--cost", "1,2"], "got 2 numbers in '1,2'"),
         (["--schedule", "1f1b", *SMALL, "--kept", "2"], "kept is a share from 0 to 1; got 2"),
-        (["--schedule", "1f1b", *SMALL, "--in-flight", "3"], "holds 4 microbatches in flight"),
+        (["--schedule", "1f1b", *SMALL, "--in-flight", "3"], "holds 4 micro-batches in flight"),
         (["--schedule", "no.csv"], "can't read 'no.csv'"),
         (["--schedule", "no.csv", "--stages", "2"], "--stages can't change a schedule"),
         (["--schedule", "1f1b", *SMALL, "--trace", "/no/where"], "can't write '/no/where'"),

@@ -41,7 +41,7 @@ def test_broken_rules_come_before_the_question_of_order() -> None:
 
 def test_weight_gradients_out_of_order_are_noted() -> None:
     check = check_schedule(Schedule.from_csv("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n"))
-    assert check.is_good and "out of microbatch order" in str(check)
+    assert check.is_good and "out of micro-batch order" in str(check)
 
 
 TORCH = [

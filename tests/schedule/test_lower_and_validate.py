@@ -96,7 +96,7 @@ def broken(rank, old, new, schedule=GOOD):
         (broken(0, "0B1", ""), "needs B once or I and W once; it has B 0, I 0, W 0 times"),
         (broken(1, "1F1", "4F1"), "4F1 names stage 4 of 3"),
         (broken(1, "1F1", "2F1"), "2F1 belongs to rank 2, which holds the stage"),
-        (broken(1, "1F1", "1F7"), "1F7 names microbatch 7 of 3"),
+        (broken(1, "1F1", "1F7"), "1F7 names micro-batch 7 of 3"),
         (broken(1, "1SEND_F1", ""), "1SEND_F1 is there 0 times, but is needed 1 times"),
         (broken(1, "1RECV_F1", "1RECV_F1 1RECV_F1"), "1RECV_F1 is there 2 times"),
         (broken(0, "0F0 0SEND_F0", "0SEND_F0 0F0"), "0SEND_F0 comes before 0F0, whose result"),
@@ -107,7 +107,7 @@ def broken(rank, old, new, schedule=GOOD):
         (broken(2, "2RESHARD", ""), "needs UNSHARD and RESHARD 1 times; it has 1 and 0"),
         (broken(1, "1I0 1W0", "1W0 1I0", SPLIT), "1W0 comes before 1I0"),
         (broken(1, "1F0 1I0", "1I0 1F0", SPLIT), "1I0 comes before 1F0"),
-        (broken(1, "1W0 1F1 1I1 1W1", "1F1 1I1 1W1 1W0", SPLIT), "after microbatch 1; the order"),
+        (broken(1, "1W0 1F1 1I1 1W1", "1F1 1I1 1W1 1W0", SPLIT), "after micro-batch 1; the order"),
     ],
 )
 def test_a_schedule_broken_by_hand_is_refused_with_the_place(schedule, message) -> None:

@@ -19,7 +19,7 @@ def run(
     virtual: int | None = None,
     in_flight: int | None = None,
 ) -> Simulation:
-    """Return the simulation of a schedule on p ranks with m microbatches."""
+    """Return the simulation of a schedule on p ranks with m micro-batches."""
     made = make_schedule(
         name,
         num_ranks=p,
@@ -127,7 +127,7 @@ def test_zbv_with_one_microbatch_a_rank_reaches_the_step_bound(p, m) -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h2", "dualpipev"])
 def test_a_bound_that_a_fixed_schedule_exceeds_is_refused_with_both_numbers(name) -> None:
-    with pytest.raises(ScheduleError, match=r"microbatches in flight, more than max_in_flight 3"):
+    with pytest.raises(ScheduleError, match=r"micro-batches in flight, more than max_in_flight 3"):
         run(name, 4, 12, in_flight=3)
     run(name, 4, 12, in_flight=12)
 
