@@ -28,8 +28,10 @@ AXIS = "dp"
 class BatchAxis:
     """The placements of a forward graph's values over dp, found in program order."""
 
-    def __init__(self, rewriter: Rewriter) -> None:
+    def __init__(self, rewriter: Rewriter, terms: int) -> None:
+        """Look at ``terms`` micro-batches, all ranks together; a single one may mix samples."""
         self.rewriter = rewriter
+        self.terms = terms
         self.samples = 1  # of one micro-batch
         self._outs: dict[Node, tuple[Placement, ...]] = {}
         self._uniform: dict[Node, frozenset[int]] = {}  # dims along which a value is constant
@@ -57,7 +59,7 @@ class BatchAxis:
             self._visit_constant(node, inputs)
             return
         choice = self._choice(node, ins)
-        if choice.wants != ins:
+        if choice.wants != ins and self.terms > 1:
             self._convert(node, inputs, ins, choice)
         self._set(node, choice.outs)
 

@@ -34,23 +34,21 @@ ELEMENT_LOSSES = (
 MEANS = (aten.mean.default, aten.mean.dim)
 
 
-def globalize_mean(
-    program: Program, rewriter: Rewriter, axis: BatchAxis, node: Node, terms: int
-) -> list[Node]:
-    """Rewrite ``node`` if it is a mean over the batch of ``terms`` equal terms.
+def globalize_mean(program: Program, rewriter: Rewriter, axis: BatchAxis, node: Node) -> list[Node]:
+    """Rewrite ``node`` if it is a mean over the batch.
 
     Returns the nodes that took its place, or an empty list.
     """
-    if terms == 1 or not isinstance(_batch_of(axis, node), Shard):
+    if axis.terms == 1 or not isinstance(_batch_of(axis, node), Shard):
         return []
     if node.target in MEANS and _reduces(node, _batch_of(axis, node).dim):
-        return _constant_mean(rewriter, node, terms)
+        return _constant_mean(rewriter, node, axis.terms)
     is_mean = bound_arguments(node).get("reduction") == MEAN if _is_loss(node) else False
     if not is_mean:
         return []
     if node.target in TOKEN_LOSSES and not val(node.args[1]).is_floating_point():
         return _counted_mean(program, rewriter, node)
-    return _loss_times(rewriter, node, 1.0 / (_elements(node) * terms))
+    return _loss_times(rewriter, node, 1.0 / (_elements(node) * axis.terms))
 
 
 def _batch_of(axis: BatchAxis, node: Node) -> object:

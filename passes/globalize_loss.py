@@ -53,18 +53,18 @@ class GlobalizeLoss(Pass):
         function = program.forward
         rewriter = Rewriter(function, self.name)
         terms = program.mesh.size("dp") * ctx.resolved.num_microbatches
-        axis = BatchAxis(rewriter)
+        axis = BatchAxis(rewriter, terms)
         split = {leaf.name for leaf in program.leaves if leaf.is_split}
         for name, node in function.named(BATCH).items():
             axis.record(node, Shard(0) if name in split else REPLICATE)
         for node in tuple(function.graph.nodes):
             if node.op != "call_function":
                 continue
-            mean = globalize_mean(program, rewriter, axis, node, terms)
+            mean = globalize_mean(program, rewriter, axis, node)
             for made in mean or (node,):
                 axis.visit(made)
             _number_samples(rewriter, axis, node)
-        _check_results(program, axis, terms)
+        _check_results(program, axis)
 
 
 def _number_samples(rewriter: Rewriter, axis: BatchAxis, node: Node) -> None:
@@ -80,14 +80,15 @@ def _number_samples(rewriter: Rewriter, axis: BatchAxis, node: Node) -> None:
         rewriter.set_args(node, *args._replace(batch_dim=placement.dim, rows=rows))
 
 
-def _check_results(program: Program, axis: BatchAxis, terms: int) -> None:
+def _check_results(program: Program, axis: BatchAxis) -> None:
     """Refuse a loss that is not a sum over samples, when there is more than one term."""
+    if axis.terms == 1:
+        return
     named = program.forward.named_results(LOSS)
     for node in named.values():
         placement: Placement = axis.held(node)
-        if isinstance(placement, Partial) or terms == 1:
-            continue
-        refuse_mixing(node, f"the loss is {placement} over the batch, it must be a sum or a mean")
+        if not isinstance(placement, Partial):
+            refuse_mixing(node, f"the loss is {placement} over the batch, not a sum or a mean")
     for node in program.forward.named_results(OUTPUT).values():
-        if node is not None and axis.held(node) == PARTIAL and terms > 1:
+        if node is not None and axis.held(node) == PARTIAL:
             refuse_mixing(node, "an output is a sum over the samples of one micro-batch")
