@@ -4,7 +4,7 @@ Each rule is one function from a schedule to sentences; a valid schedule yields 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from autoshard.diagnostics import ScheduleError
@@ -24,10 +24,15 @@ def validate_schedule(
     reduce_per: ReducePer | None = None,
     unshard: Unshard | None = None,
     accumulation: Accumulation = "microbatch",
+    is_training: bool = True,
 ) -> None:
     """Raise ScheduleError with every problem that `find_problems` finds."""
     problems = find_problems(
-        schedule, reduce_per=reduce_per, unshard=unshard, accumulation=accumulation
+        schedule,
+        reduce_per=reduce_per,
+        unshard=unshard,
+        accumulation=accumulation,
+        is_training=is_training,
     )
     if problems:
         shown = "\n  ".join(problems[:10])
@@ -41,23 +46,25 @@ def find_problems(
     reduce_per: ReducePer | None = None,
     unshard: Unshard | None = None,
     accumulation: Accumulation = "microbatch",
+    is_training: bool = True,
 ) -> tuple[str, ...]:
     """Return what breaks the rules of a schedule, each with the rank and the action.
 
-    `reduce_per` and `unshard` say how it was lowered; None takes that from the storage actions
-    it has. `accumulation="any"` also allows weight gradients out of micro-batch order.
+    `reduce_per` and `unshard` say how it was lowered, so that each stage must have its storage
+    actions, or none; None allows both. `accumulation="any"` also allows weight gradients out of
+    micro-batch order. `is_training=False` is for schedules that have forwards only.
     """
     problems = list(_shape(schedule))
     if problems:
         return tuple(problems)  # the other rules index by stage and rank
-    problems += _complete(schedule)
+    problems += _complete(schedule, is_training)
     for rank, row in enumerate(schedule.ranks):
         problems += _phases_in_order(rank, row)
         if accumulation == "microbatch":
             problems += _accumulates_in_order(rank, row)
         problems += _local_inputs_first(schedule, rank, row)
     if schedule.is_lowered() or reduce_per or unshard:
-        problems += _transfers(schedule)
+        problems += _transfers(schedule, is_training)
         problems += _storage(schedule, reduce_per, unshard)
     return tuple(problems)
 
@@ -81,8 +88,10 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             yield f"rank {rank}: {action} names micro-batch {number} of {schedule.num_microbatches}"
 
 
-def _complete(schedule: Schedule) -> Iterator[str]:
+def _complete(schedule: Schedule, is_training: bool) -> Iterator[str]:
     """Check that each (stage, micro-batch) has F once, and either B once or I and W once."""
+    wanted = "B once or I and W once" if is_training else "no backward"
+    allowed = ((1, 0, 0), (0, 1, 1)) if is_training else ((0, 0, 0),)
     counts = Counter(action for _, _, action in schedule.positions() if action.kind in COMPUTE)
     for stage in range(schedule.num_stages):
         for number in range(schedule.num_microbatches):
@@ -91,9 +100,9 @@ def _complete(schedule: Schedule) -> Iterator[str]:
             )
             if f != 1:
                 yield f"stage {stage} has {stage}F{number} {f} times, not once"
-            if (b, i, w) not in ((1, 0, 0), (0, 1, 1)):
+            if (b, i, w) not in allowed:
                 yield (
-                    f"stage {stage}, micro-batch {number} needs B once or I and W once; "
+                    f"stage {stage}, micro-batch {number} needs {wanted}; "
                     f"it has B {b}, I {i}, W {w} times"
                 )
 
@@ -139,9 +148,9 @@ def _local_inputs_first(schedule: Schedule, rank: int, row: Iterable[Action]) ->
             seen.add((word, action.stage, action.microbatch))
 
 
-def _transfers(schedule: Schedule) -> Iterator[str]:
+def _transfers(schedule: Schedule, is_training: bool) -> Iterator[str]:
     """Check that each boundary value is sent once after it exists and received once before use."""
-    expected = _expected_transfers(schedule)
+    expected = _expected_transfers(schedule, is_training)
     found = Counter(action for _, _, action in schedule.positions() if action.kind in SENDS | RECVS)
     for action in sorted(set(expected) | set(found), key=str):
         wanted = 1 if action in expected else 0
@@ -151,18 +160,17 @@ def _transfers(schedule: Schedule) -> Iterator[str]:
         yield from _transfers_beside_compute(schedule, rank, row)
 
 
-def _expected_transfers(schedule: Schedule) -> set[Action]:
+def _expected_transfers(schedule: Schedule, is_training: bool) -> set[Action]:
     expected: set[Action] = set()
     placement = schedule.stage_to_rank
     for stage in range(schedule.num_stages - 1):
         if placement[stage] == placement[stage + 1]:
             continue
         for number in range(schedule.num_microbatches):
-            for send in (
-                Action(Kind.SEND_F, stage, number),
-                Action(Kind.SEND_B, stage + 1, number),
-            ):
-                expected |= {send, send.partner}
+            sends = [Action(Kind.SEND_F, stage, number)]
+            if is_training:
+                sends.append(Action(Kind.SEND_B, stage + 1, number))
+            expected.update(action for send in sends for action in (send, send.partner))
     return expected
 
 
@@ -193,44 +201,45 @@ def _storage(
     schedule: Schedule, reduce_per: ReducePer | None, unshard: Unshard | None
 ) -> Iterator[str]:
     """Check UNSHARD, RESHARD and REDUCE_GRAD of every stage against how it was lowered."""
-    kinds = {action.kind for _, _, action in schedule.positions()}
-    if unshard is None:
-        unshard = "step" if kinds & {Kind.UNSHARD, Kind.RESHARD} else "never"
-    if reduce_per is None:
-        reduce_per = "step" if Kind.REDUCE_GRAD in kinds else "microbatch"
+    gathers = (0, 1) if unshard is None else (int(unshard == "step"),)
+    reductions = (0, 1) if reduce_per is None else (int(reduce_per == "step"),)
     for rank, row in enumerate(schedule.ranks):
-        places: defaultdict[tuple[Kind, int], list[int]] = defaultdict(list)
+        places: _Places = defaultdict(list)
         for index, action in enumerate(row):
             places[action.kind, action.stage].append(index)
         for stage in schedule.stages_of(rank):
-            yield from _gathered_once(rank, stage, places, 1 if unshard == "step" else 0)
-            yield from _reduced_once(rank, stage, places, 1 if reduce_per == "step" else 0)
+            yield from _gathered(rank, stage, places, gathers)
+            yield from _reduced(rank, stage, places, reductions)
 
 
-def _gathered_once(
-    rank: int, stage: int, places: dict[tuple[Kind, int], list[int]], times: int
-) -> Iterator[str]:
+_Places = defaultdict[tuple[Kind, int], list[int]]
+
+
+def _gathered(rank: int, stage: int, places: _Places, allowed: Sequence[int]) -> Iterator[str]:
     gathers, releases = places[Kind.UNSHARD, stage], places[Kind.RESHARD, stage]
-    if len(gathers) != times or len(releases) != times:
+    if len(gathers) != len(releases) or len(gathers) not in allowed:
         yield (
-            f"rank {rank}: stage {stage} needs UNSHARD and RESHARD {times} times; "
+            f"rank {rank}: stage {stage} needs UNSHARD and RESHARD {_times(allowed)}; "
             f"it has {len(gathers)} and {len(releases)}"
         )
         return
     uses = sorted(place for kind in _READS_PARAMETERS for place in places[kind, stage])
-    if times and uses and gathers[0] > uses[0]:
+    if gathers and uses and gathers[0] > uses[0]:
         yield f"rank {rank}: {stage}UNSHARD comes after the first use of the stage's parameters"
-    if times and uses and releases[0] < uses[-1]:
+    if gathers and uses and releases[0] < uses[-1]:
         yield f"rank {rank}: {stage}RESHARD comes before the last use of the stage's parameters"
 
 
-def _reduced_once(
-    rank: int, stage: int, places: dict[tuple[Kind, int], list[int]], times: int
-) -> Iterator[str]:
+def _reduced(rank: int, stage: int, places: _Places, allowed: Sequence[int]) -> Iterator[str]:
     reductions = places[Kind.REDUCE_GRAD, stage]
-    if len(reductions) != times:
-        yield f"rank {rank}: stage {stage} needs REDUCE_GRAD {times} times, not {len(reductions)}"
+    if len(reductions) not in allowed:
+        found = len(reductions)
+        yield f"rank {rank}: stage {stage} needs REDUCE_GRAD {_times(allowed)}, not {found}"
         return
     gradients = [place for kind in _WEIGHT_GRADIENT for place in places[kind, stage]]
-    if times and gradients and reductions[0] < max(gradients):
+    if reductions and gradients and reductions[0] < max(gradients):
         yield f"rank {rank}: {stage}REDUCE_GRAD comes before the stage's last weight gradient"
+
+
+def _times(allowed: Sequence[int]) -> str:
+    return f"{' or '.join(map(str, allowed))} times"

@@ -9,6 +9,7 @@ from autoshard.schedule import (
     SCHEDULES,
     Action,
     Costs,
+    Kind,
     Schedule,
     find_problems,
     lower_schedule,
@@ -76,6 +77,7 @@ def test_actions_that_wait_in_a_circle_are_refused_with_ranks_and_actions() -> N
 GOOD = lower_schedule(
     make_schedule("1f1b", num_ranks=3, num_microbatches=3), reduce_per="step", unshard="step"
 )
+LOWERED = {"reduce_per": "step", "unshard": "step"}
 SPLIT = Schedule.from_csv("0F0,0I0,0W0,0F1,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n")
 
 
@@ -112,7 +114,7 @@ def broken(rank, old, new, schedule=GOOD):
 )
 def test_a_schedule_broken_by_hand_is_refused_with_the_place(schedule, message) -> None:
     with pytest.raises(ScheduleError, match=message):
-        validate_schedule(schedule)
+        validate_schedule(schedule, **(LOWERED if schedule.is_lowered() else {}))
 
 
 def test_a_reduction_before_the_last_weight_gradient_is_refused() -> None:
@@ -135,3 +137,22 @@ def test_a_missing_reduction_is_seen_when_the_lowering_is_known() -> None:
     only_stage = Schedule.from_csv("0F0,0B0\n")
     assert find_problems(only_stage) == ()
     assert "REDUCE_GRAD 1 times" in find_problems(only_stage, reduce_per="step")[0]
+
+
+def test_a_stage_may_lack_storage_actions_when_the_lowering_is_not_known() -> None:
+    without = broken(2, "2REDUCE_GRAD", "")
+    without = broken(2, "2RESHARD", "", broken(2, "2UNSHARD", "", without))
+    assert find_problems(without) == ()
+    assert len(find_problems(without, reduce_per="step", unshard="step")) == 2
+    half = broken(2, "2RESHARD", "")
+    assert "0 or 1 times; it has 1 and 0" in find_problems(half)[0]
+
+
+def test_forwards_alone_are_valid_for_evaluation_only() -> None:
+    rows = tuple(
+        tuple(a for a in row if a.kind in (Kind.F, Kind.SEND_F, Kind.RECV_F)) for row in GOOD.ranks
+    )
+    forward = dataclasses.replace(GOOD, ranks=rows)
+    assert find_problems(forward, is_training=False) == ()
+    assert "needs B once or I and W once" in find_problems(forward)[0]
+    assert "needs no backward" in find_problems(GOOD, is_training=False)[0]

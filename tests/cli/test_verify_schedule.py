@@ -1,0 +1,27 @@
+"""`autoshard verify --schedule` checks a schedule made elsewhere."""
+
+from pathlib import Path
+
+from autoshard.cli import main
+from autoshard.schedule import make_schedule
+from tests.schedule.test_order import SENDS_FIRST
+
+
+def test_a_good_schedule_is_exit_code_0(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "good.csv"
+    file.write_text(make_schedule("zbv", num_ranks=2, num_microbatches=4).to_csv())
+    assert main(["verify", "--schedule", str(file)]) == 0
+    assert "no deadlock under rendezvous" in capsys.readouterr().out
+
+
+def test_a_deadlock_is_exit_code_1_with_the_circle(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(SENDS_FIRST)
+    assert main(["verify", "--schedule", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "rank 0 does '2RECV_F0' only after '0SEND_F1'" in out
+
+
+def test_a_missing_file_is_one_message(capsys) -> None:
+    assert main(["verify", "--schedule", "no.csv"]) == 1
+    assert "there is no file 'no.csv'" in capsys.readouterr().err
