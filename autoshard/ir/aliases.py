@@ -7,6 +7,7 @@ made again beside its use.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 import torch
 from torch._ops import OpOverload
@@ -55,3 +56,15 @@ def cheap_base(node: Node) -> Node:
 def _returns_alias(op: OpOverload) -> bool:
     aliases = [result.alias_info for result in op._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def lifetime_end(node: Node, order: Mapping[Node, int]) -> Node:
+    """Return the last node, by ``order``, that reads ``node`` or any view of it."""
+    last, pending = node, [node]
+    while pending:
+        for user in pending.pop().users:
+            if order[user] > order[last]:
+                last = user
+            if is_view(user):
+                pending.append(user)
+    return last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
 from torch._ops import OpOverload
 
 from autoshard.diagnostics import VerifyError
@@ -140,11 +141,12 @@ def _check_operations(stage: Stage) -> None:
 
 
 def _operations(function: GraphFunction) -> Counter:
-    """Count torch's operations that compute; storage passes add only views and ours."""
+    """Count torch's operations that compute; storage passes add only views, zeros and ours."""
     return Counter(
         str(node.target)
         for node in function.graph.nodes
         if isinstance(node.target, OpOverload)
         and node.target.namespace != NAMESPACE
+        and node.target is not torch.ops.aten.new_zeros.default
         and not is_cheap(node)
     )

@@ -122,10 +122,10 @@ class Rewriter:
         self.graph.erase_node(old)
 
     def sweep(self) -> int:
-        """Erase nodes nobody reads (all our ops are functional) and return how many."""
+        """Erase nodes nobody reads and return how many; what returns nothing is there to stay."""
         erased = 0
         for node in reversed(list(self.graph.nodes)):
-            if node.op == "call_function" and not node.users:
+            if node.op == "call_function" and not node.users and _returns(node.target):
                 self.graph.erase_node(node)
                 erased += 1
         return erased
@@ -137,6 +137,11 @@ class Rewriter:
             if isinstance(value, torch._subclasses.FakeTensor):
                 return value.fake_mode
         raise InternalError("the graph has no fake value")
+
+
+def _returns(op: object) -> bool:
+    """Tell whether an operation gives a value (getitem does; `release` doesn't)."""
+    return not isinstance(op, torch._ops.OpOverload) or bool(op._schema.returns)
 
 
 def legal_name(port: Port) -> str:

@@ -226,3 +226,12 @@ view_at = define(
     fake=lambda flat, offset, shape: flat.new_empty(shape),
     run=_run_view_at,
 )
+
+
+# Says where a gathered bucket dies: generated code deletes its name there. It returns nothing, so
+# nobody reads it; it may not be swept away as unread.
+release = define(
+    "release(Tensor gathered) -> ()",
+    fake=lambda gathered: None,
+    run=lambda comm, gathered: None,
+)

@@ -1,0 +1,215 @@
+"""Flat buckets in graphs: the graphs U and R of a stage, and where a phase gathers its buckets.
+
+A bucket holds parameters one after the other. U gathers the shards of buckets that the phases read
+as whole parameters; R reduces the gradients that the phases leave unreduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.fx import Graph, Node
+
+from autoshard.ir.graph_function import (
+    ACCUMULATED,
+    FLAT,
+    FLAT_GRAD,
+    FULL,
+    FULL_GRAD,
+    GRAD,
+    PARAM,
+    GraphFunction,
+    Port,
+)
+from autoshard.ir.node_info import NodeInfo
+from autoshard.ir.placement import PARTIAL, Shard
+from autoshard.ir.program import Bucket, Program, Stage
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ops.collectives import (
+    all_gather,
+    all_gather_start,
+    all_reduce,
+    reduce_scatter,
+    tied_all_reduce,
+)
+
+COMPUTE_PHASES = ("F", "I", "W")
+
+
+def buckets_of(program: Program, stage: Stage) -> tuple[Bucket, ...]:
+    """Return the buckets that the ranks of ``stage`` store, tied ones of other owners too."""
+    index = stage.index
+    return tuple(b for b in program.buckets if index in (b.tied_stages or (b.stage,)))
+
+
+def gathers_of(function: GraphFunction) -> dict[str, Node]:
+    """Return bucket name -> the node that gathers it (or starts to), in graph order."""
+    flats = {node: name for name, node in function.named(FLAT).items()}
+    return {
+        flats[node.args[0]]: node
+        for node in function.graph.nodes
+        if node.target in (all_gather, all_gather_start) and node.args[0] in flats
+    }
+
+
+def flat_placeholder(
+    rewriter: Rewriter,
+    bucket: Bucket,
+    kind: str,
+    length: int,
+    mode: torch._subclasses.FakeTensorMode,
+) -> Node:
+    """Append the input port of a bucket: its shard (FLAT, FLAT_GRAD) or its whole gradient."""
+    with mode:
+        value = torch.empty(length, dtype=bucket.dtype)
+    placements = {}
+    if bucket.axis is not None:
+        placements = {bucket.axis: PARTIAL if kind == ACCUMULATED else Shard(0)}
+    record = NodeInfo(path=_path(bucket), placements=placements)
+    return rewriter.placeholder(Port(kind, bucket.name), value, record)
+
+
+def build_storage_graphs(
+    program: Program,
+    pass_name: str,
+    ranks: Mapping[int, int] | tuple[int, ...],
+    replicas: str | None = None,
+) -> None:
+    """Build U and R of every stage anew from its phases and the program's buckets.
+
+    ``ranks[stage]`` is the pipeline coordinate that holds a stage; ``replicas`` is the axis over
+    which shards are replicated (hybrid sharding).
+    """
+    for stage in program.stages:
+        builder = _Builder(program, stage, pass_name, ranks, replicas)
+        for name, function in (("U", builder.unshard()), ("R", builder.reduce())):
+            stage.phases.pop(name, None)
+            if function.outputs:
+                stage.phases[name] = function
+
+
+class _Builder:
+    """Builds U and R of one stage."""
+
+    def __init__(
+        self,
+        program: Program,
+        stage: Stage,
+        pass_name: str,
+        ranks: Mapping[int, int] | tuple[int, ...],
+        replicas: str | None,
+    ) -> None:
+        self._program, self._stage, self._pass = program, stage, pass_name
+        self._ranks, self._replicas = ranks, replicas
+        phases = [stage.phases[p] for p in COMPUTE_PHASES if p in stage.phases]
+        self._read = {port for function in phases for port in function.inputs}
+        self._made = _outputs(stage)
+        self._mode = Rewriter(stage.phases["F"], pass_name).fake_mode()
+
+    def unshard(self) -> GraphFunction:
+        """Return U: one gather for each cut bucket whose parameters the phases read whole."""
+        rewriter = Rewriter(_empty(), self._pass)
+        results = []
+        for bucket in buckets_of(self._program, self._stage):
+            if bucket.axis is None or not self._reads_whole(bucket):
+                continue
+            size = self._program.mesh.size(bucket.axis)
+            flat = self._input(rewriter, bucket, FLAT, bucket.length // size)
+            args = (flat, 0, [], bucket.axis, size)
+            results.append((Port(FULL, bucket.name), _append(rewriter, all_gather, *args)))
+        return _finish(rewriter, results)
+
+    def reduce(self) -> GraphFunction:
+        """Return R: what is left to do to the gradients after the last microbatch."""
+        rewriter = Rewriter(_empty(), self._pass)
+        reduced: list[tuple[Bucket, Port, Node]] = []
+        for bucket in buckets_of(self._program, self._stage):
+            if not self._has_gradient(bucket):
+                continue
+            if self._is_reduced(bucket):
+                reduced += self._take_shard(rewriter, bucket)
+            else:
+                reduced += self._reduce_whole(rewriter, bucket)
+        # After all of them have begun: what follows waits for its bucket.
+        results = [(port, self._across(rewriter, b, node)) for b, port, node in reduced]
+        return _finish(rewriter, results)
+
+    def _take_shard(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
+        """Take a shard that each microbatch reduced, if it is to be summed any further."""
+        if not bucket.tied_stages and self._replicas is None:
+            return []
+        length = bucket.length // self._program.mesh.size(bucket.axis)
+        shard = self._input(rewriter, bucket, FLAT_GRAD, length)
+        return [(bucket, Port(FLAT_GRAD, bucket.name), shard)]
+
+    def _reduce_whole(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
+        """Reduce the sum over microbatches of a whole bucket's gradients."""
+        size = self._program.mesh.size("dp")
+        if bucket.axis is None and size == 1 and not bucket.tied_stages:
+            return []
+        grad = self._input(rewriter, bucket, ACCUMULATED, bucket.length)
+        if bucket.axis is not None:
+            cut = self._program.mesh.size(bucket.axis)
+            shard = _append(rewriter, reduce_scatter, grad, 0, [], bucket.axis, cut)
+            return [(bucket, Port(FLAT_GRAD, bucket.name), shard)]
+        if size > 1:
+            grad = _append(rewriter, all_reduce, grad, "dp")
+        return [(bucket, Port(FULL_GRAD, bucket.name), grad)]
+
+    def _across(self, rewriter: Rewriter, bucket: Bucket, grad: Node) -> Node:
+        """Sum a reduced gradient over replicas of its shard and over the stages it is tied by."""
+        if bucket.axis is not None and self._replicas is not None:
+            grad = _append(rewriter, all_reduce, grad, self._replicas)
+        return self._over_stages(rewriter, bucket, grad)
+
+    def _over_stages(self, rewriter: Rewriter, bucket: Bucket, grad: Node) -> Node:
+        if not bucket.tied_stages:
+            return grad
+        members = sorted({self._ranks[stage] for stage in bucket.tied_stages})
+        return _append(rewriter, tied_all_reduce, grad, "pp", members)
+
+    def _input(self, rewriter: Rewriter, bucket: Bucket, kind: str, length: int) -> Node:
+        return flat_placeholder(rewriter, bucket, kind, length, self._mode)
+
+    def _reads_whole(self, bucket: Bucket) -> bool:
+        return any(Port(PARAM, name) in self._read for name in bucket.fqns)
+
+    def _has_gradient(self, bucket: Bucket) -> bool:
+        """Tell whether any stage that shares the bucket makes a gradient of it."""
+        ports = {Port(FLAT_GRAD, bucket.name), *(Port(GRAD, name) for name in bucket.fqns)}
+        return not ports.isdisjoint(self._made_by_homes(bucket))
+
+    def _is_reduced(self, bucket: Bucket) -> bool:
+        """Tell whether the phases reduce the bucket's gradient, in this stage or another home."""
+        return Port(FLAT_GRAD, bucket.name) in self._made_by_homes(bucket)
+
+    def _made_by_homes(self, bucket: Bucket) -> set[Port]:
+        homes = (self._program.stages[index] for index in bucket.tied_stages)
+        return self._made.union(*(_outputs(stage) for stage in homes))
+
+
+def _outputs(stage: Stage) -> set[Port]:
+    phases = (stage.phases[p] for p in COMPUTE_PHASES if p in stage.phases)
+    return {port for function in phases for port in function.outputs}
+
+
+def _empty() -> GraphFunction:
+    graph = Graph()
+    graph.output(())
+    return GraphFunction(graph, (), ())
+
+
+def _append(rewriter: Rewriter, op: object, value: Node, *args: object) -> Node:
+    with rewriter.before(rewriter.function.output_node):
+        return rewriter.call(op, value, *args, like=value, placements={})
+
+
+def _finish(rewriter: Rewriter, results: list[tuple[Port, Node]]) -> GraphFunction:
+    function = rewriter.function
+    function.set_outputs([node for _, node in results], [port for port, _ in results])
+    return function
+
+
+def _path(bucket: Bucket) -> str:
+    return bucket.fqns[0].rpartition(".")[0]

@@ -1,0 +1,115 @@
+"""What the plan's `zero` block means for one program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from autoshard.diagnostics import NotExecutableError, PlanError
+from autoshard.dsl.globs import Glob
+from autoshard.dsl.resolve import Resolved
+from autoshard.ir.params import ParamSpec
+from autoshard.ir.program import Program
+from autoshard.passes._schedules import compute_schedule
+from autoshard.plan import ZeroBlock
+from autoshard.source import Span
+
+
+@dataclass(frozen=True)
+class ZeroPolicy:
+    """The plan's choices, with the axis and its size looked up."""
+
+    block: ZeroBlock
+    axis: str  # over which buckets are cut
+    size: int
+    replicas: str | None  # over which shards are the same (hybrid sharding)
+    span: Span | None
+
+    @classmethod
+    def of(cls, resolved: Resolved) -> ZeroPolicy:
+        """Read the policy from a plan; refuse a group that the mesh lacks."""
+        block, mesh = resolved.plan.zero, resolved.mesh
+        span = resolved.plan.span("zero.group")
+        if block.group != "dp" and not mesh.members(block.group):
+            raise PlanError(
+                f"`group = {block.group}` names no axis of the mesh {mesh}",
+                code="AS309",
+                span=span,
+                help="`group = dp`, or an axis of the mesh block such as `dp_shard`",
+            )
+        hybrid = block.group == "dp_shard" and mesh.size("dp_replicate") > 1
+        replicas = "dp_replicate" if hybrid else None
+        zero_span = resolved.plan.span("zero.stage") or resolved.plan.span("zero")
+        return cls(block, block.group, mesh.size(block.group), replicas, zero_span)
+
+    @property
+    def gathers_in_graphs(self) -> bool:
+        """Tell whether phases gather parameters, rather than U once per step."""
+        return self.block.stage == 3 and self.block.reshard_after_forward != "step"
+
+    @property
+    def reduces_per_microbatch(self) -> bool:
+        """Tell whether phases reduce gradients, rather than R once per step."""
+        return self.block.stage == 2 or self.gathers_in_graphs
+
+    def cuts(self, entry: ParamSpec, program: Program) -> bool:
+        """Tell whether each rank stores only a part of the parameter.
+
+        Frozen parameters have no optimizer state and no gradient, so only stage 3 cuts them.
+        """
+        if self.block.stage == 0 or self.size == 1:
+            return False
+        if self.block.stage < 3:
+            return entry.requires_grad
+        return not self.persists(entry, program)
+
+    def persists(self, entry: ParamSpec, program: Program) -> bool:
+        """Tell whether stage 3 keeps the parameter whole because it is small."""
+        itemsize = entry.dtype.itemsize
+        threshold = self.block.param_persistence_threshold.bytes(itemsize)
+        return self.block.stage == 3 and numel(entry, program) * itemsize < threshold
+
+    def unit(self, fqn: str, globs: Sequence[Glob]) -> str:
+        """Return the unit a parameter is gathered with: a module path, or "root"."""
+        parts = fqn.split(".")
+        paths = list(accumulate(parts[:-1], lambda head, part: f"{head}.{part}"))
+        if self.block.units == "auto":
+            inside = (p for p, part in zip(paths, parts, strict=False) if part.isdecimal())
+        else:
+            inside = (p for p in paths if any(glob.matches(p) for glob in globs))
+        return next(inside, "root")
+
+    def globs(self) -> tuple[Glob, ...]:
+        """Return the globs of `units`, none for `auto`."""
+        units = self.block.units
+        if units == "auto":
+            return ()
+        return tuple(Glob(text) for text in ((units,) if isinstance(units, str) else units))
+
+
+def numel(entry: ParamSpec, program: Program) -> int:
+    """Return the number of elements that one rank computes with."""
+    count = 1
+    for extent in entry.local_shape(program.mesh):
+        count *= extent
+    return count
+
+
+def padded(length: int, size: int) -> int:
+    """Return ``length`` rounded up to a multiple of ``size``."""
+    return -(-length // size) * size
+
+
+def ranks_of_stages(program: Program, resolved: Resolved) -> tuple[int, ...]:
+    """Return the pipeline coordinate of every stage; refuse a tie within one rank."""
+    ranks = compute_schedule(resolved).stage_to_rank
+    for entry in program.params:
+        held = [ranks[stage] for stage in entry.homes]
+        if not entry.is_buffer and entry.requires_grad and len(set(held)) < len(held):
+            raise NotExecutableError(
+                f"`{entry.fqn}` is used by stages {list(entry.homes)}, two of them on one rank",
+                span=resolved.plan.span("pipeline.schedule"),
+                help="use a schedule that puts these stages on different ranks, such as 1f1b",
+            )
+    return ranks
