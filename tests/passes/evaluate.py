@@ -238,7 +238,7 @@ def run_step(
 ) -> Step:
     """Run one step on all ranks; ``batches[dp index]`` are that rank's microbatches."""
     ranks = [Rank(program, r, state, None) for r in range(program.mesh.world_size)]
-    _drive(ranks, [r.step(batches[r.coordinate.get("dp", 0)], extra or {}) for r in ranks])
+    _drive(ranks, [r.step(batches[program.mesh.index(r.rank, "dp")], extra or {}) for r in ranks])
     last = len(program.stages) - 1
     loss = sum(r.loss for r in ranks if r.index == last and r.coordinate.get("tp", 0) == 0)
     return _collect(program, ranks, loss)
@@ -308,7 +308,8 @@ def _gradient(program: Program, ranks: list[Rank], entry, home: int) -> torch.Te
     mine = [r for r in ranks if r.index == home and r.coordinate.get("tp", 0) == 0]
     bucket = next((b for b in program.buckets if entry.fqn in b.fqns), None)
     if bucket is None or (port := Port(FULL_GRAD, bucket.name)) not in mine[0].grads:
-        shards = [r.grads.get(Port(FLAT_GRAD, bucket.name)) for r in mine] if bucket else [None]
+        one = [r for r in mine if not (bucket and r.coordinate.get("dp_replicate", 0))]
+        shards = [r.grads.get(Port(FLAT_GRAD, bucket.name)) for r in one] if bucket else [None]
         if shards[0] is None:
             grads = [r.grads.get(Port(GRAD, entry.fqn)) for r in mine]
             return None if grads[0] is None else sum(grads)

@@ -1,0 +1,92 @@
+"""Split collectives on flat buckets into a start and a wait.
+
+Asynchronous collectives as two graph nodes are XLA's and Inductor's. This pass places waits as late
+as their users allow; moving starts earlier is `prefetch-gathers`' work. Collectives over tp stay
+whole: what follows them needs their result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Node
+
+from autoshard.compiler.pass_base import Pass, PassContext
+from autoshard.compiler.registry import register
+from autoshard.ir.graph_function import ACCUMULATED, FLAT, GraphFunction
+from autoshard.ir.program import Level, Program
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ops import collectives as ops
+
+_STARTS = {
+    ops.all_gather: ops.all_gather_start,
+    ops.reduce_scatter: ops.reduce_scatter_start,
+    ops.all_reduce: ops.all_reduce_start,
+}
+
+
+@register
+@dataclass(frozen=True)
+class SplitCollectives(Pass):
+    """Make gathers and reductions of buckets asynchronous.
+
+        g = all_gather(flat)            -->  s = all_gather_start(flat)
+        y = mm(x, view_at(g))                g = wait(s)
+                                             y = mm(x, view_at(g))
+        return reduce_scatter(packed)   -->  s = reduce_scatter_start(packed) ... return wait(s)
+
+    A wait stands right before the first use of its result; one whose result is only returned, at
+    the end, but no more than `reductions_in_flight` reductions are under way at once: each holds a
+    whole bucket.
+    """
+
+    name: ClassVar[str] = "split-collectives"
+    group: ClassVar[str] = "zero"
+    level: ClassVar[Level] = Level.JOINT
+    assumes: ClassVar[frozenset[str]] = frozenset({"bucketed"})
+
+    reductions_in_flight: int = 2  # one under way while the next is packed
+
+    def run(self, program: Program, ctx: PassContext) -> None:
+        """Split the bucket collectives of every phase graph."""
+        for stage in program.stages:
+            for phase, function in stage.phases.items():
+                _split(function)
+                if phase not in ("U", "R"):
+                    _bound_reductions(function, self.reductions_in_flight)
+
+
+def _split(function: GraphFunction) -> None:
+    """Replace each bucket collective by its start, in place, and its wait, at its first use."""
+    rewriter = Rewriter(function, SplitCollectives.name)
+    order = {node: index for index, node in enumerate(function.graph.nodes)}
+    for node in _collectives(function):
+        first = min(node.users, key=order.__getitem__)
+        start_op = _STARTS[node.target]
+        args = node.args[:5] if start_op is ops.all_gather_start else node.args
+        with rewriter.before(node):
+            start = rewriter.call(start_op, *args, like=node)
+        with rewriter.before(first):
+            wait = rewriter.call(ops.wait, start, like=node)
+        order[wait] = order[first]
+        rewriter.replace(node, wait)
+
+
+def _collectives(function: GraphFunction) -> list[Node]:
+    """Return the collectives whose input is a bucket: stored, accumulated or just packed."""
+    buckets = {*function.named(FLAT).values(), *function.named(ACCUMULATED).values()}
+    return [
+        node
+        for node in function.graph.nodes
+        if node.target in _STARTS and (node.args[0] in buckets or node.args[0].target is ops.pack)
+    ]
+
+
+def _bound_reductions(function: GraphFunction, limit: int) -> None:
+    """Move waits forward so that at most ``limit`` reductions are under way."""
+    starts = [n for n in function.graph.nodes if n.target is ops.reduce_scatter_start]
+    for earlier, later in zip(starts, starts[limit:], strict=False):
+        (wait,) = earlier.users
+        packed = later.args[0]
+        packed.prepend(wait)
