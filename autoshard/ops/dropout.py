@@ -16,6 +16,7 @@ count of 0 means one block. The backward is the same op on the gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from autoshard.ops.communicator import Communicator
 from autoshard.ops.library import define
-from autoshard.ops.philox import keep_mask
+from autoshard.ops.philox import WORDS_PER_GROUP, group_words, keep_mask, keep_threshold
 
 RNG_SHAPE = (3,)
 
@@ -54,17 +55,19 @@ class DropoutArgs(NamedTuple):
         )
 
 
-def global_index(args: DropoutArgs, comm: Communicator) -> Tensor:
-    """Return the global number of each local element of ``args.x``, as int64 of its shape."""
+def global_index(args: DropoutArgs, comm: Communicator, every: int = 1) -> Tensor:
+    """Return the global number of each local element of ``args.x``, as int64 of its shape.
+
+    With ``every`` only of each so-many-th element along the last dimension.
+    """
     x, device = args.x, args.x.device
     places = [torch.arange(n, device=device) for n in x.shape]
     extents = list(x.shape)
-    used = 0
-    for dim, count, axis, size in zip(args.dims, args.counts, args.axes, args.sizes, strict=True):
-        blocks = args.blocks[used : used + count] or (extents[dim] * size,)
-        used += count
+    for (dim, blocks, axis), size in zip(_shards(args), args.sizes, strict=True):
         places[dim] = _global_place(blocks, comm.index(axis), size, device)[places[dim]]
         extents[dim] *= size
+    if every > 1:
+        places[-1] = places[-1][::every]
     if args.batch_dim < 0:
         return _row_major(places, extents)
     place = places[args.batch_dim]
@@ -74,6 +77,38 @@ def global_index(args: DropoutArgs, comm: Communicator) -> Tensor:
     shape = [1] * len(extents)
     shape[args.batch_dim] = -1
     return sample.view(shape) * math.prod(extents) + _row_major(places, extents)
+
+
+def keep(args: DropoutArgs, comm: Communicator) -> Tensor:
+    """Return which elements of ``args.x`` stay, as bool."""
+    seed, step = args.rng[0], args.rng[1]
+    if not _has_whole_groups(args):
+        return keep_mask(global_index(args, comm), args.p, seed, step, args.site)
+    # Four neighbours share one generator call.
+    group = global_index(args, comm, WORDS_PER_GROUP) // WORDS_PER_GROUP
+    words = torch.stack(group_words(group, seed, step, args.site), -1)
+    return (words >= keep_threshold(args.p)).view(args.x.shape)
+
+
+def _has_whole_groups(args: DropoutArgs) -> bool:
+    """Tell whether the last dimension is made of aligned groups of four."""
+    last = args.x.dim() - 1
+    if last < 0 or args.batch_dim == last or not args.x.numel():
+        return False
+    pieces = [args.x.shape[last]]
+    for (dim, blocks, _), size in zip(_shards(args), args.sizes, strict=True):
+        pieces += [block // size for block in blocks] if dim == last else []
+    return all(piece % WORDS_PER_GROUP == 0 for piece in pieces)
+
+
+def _shards(args: DropoutArgs) -> Iterator[tuple[int, tuple[int, ...], str]]:
+    """Yield dim, global block sizes and axis of each shard."""
+    used = 0
+    extents = list(args.x.shape)
+    for dim, count, axis, size in zip(args.dims, args.counts, args.axes, args.sizes, strict=True):
+        extents[dim] *= size
+        yield dim, tuple(args.blocks[used : used + count]) or (extents[dim],), axis
+        used += count
 
 
 def _global_place(blocks: tuple[int, ...], index: int, size: int, device: Any) -> Tensor:
@@ -98,9 +133,7 @@ def _row_major(places: list[Tensor], extents: list[int]) -> Tensor:
 def _run(comm: Communicator, *given: Any) -> Tensor:
     args = DropoutArgs(*given)
     with torch.no_grad():
-        index = global_index(args, comm)
-        keep = keep_mask(index, args.p, args.rng[0], args.rng[1], args.site)
-        scale = keep.to(args.x.dtype) / (1.0 - args.p)
+        scale = keep(args, comm).to(args.x.dtype) / (1.0 - args.p)
     return (args.x * scale).contiguous()
 
 

@@ -26,7 +26,7 @@ WORDS_PER_GROUP = 4
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Words:
+def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor | int]) -> Words:
     """Return the four 32-bit words of each counter, as int64 values in [0, 2**32).
 
     ``counter`` is four int64 tensors that broadcast together, each word in [0, 2**32).
@@ -41,21 +41,25 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Words:
     return c0, c1, c2, c3
 
 
-def random_words(index: Tensor, seed: int, step: Tensor | int, site: int) -> Tensor:
+def random_words(index: Tensor, seed: Tensor | int, step: Tensor | int, site: int) -> Tensor:
     """Return one random word in [0, 2**32) for each global element index, as int64.
 
     ``index`` is int64 of any shape; ``step`` may be a scalar int64 tensor, so that a compiled
     graph need not be rebuilt for every step.
     """
-    group = index // WORDS_PER_GROUP
-    step_word = torch.as_tensor(step, dtype=torch.int64, device=index.device) & _MASK
-    site_word = torch.full((), site & _MASK, dtype=torch.int64, device=index.device)
-    counter = (group & _MASK, (group >> 32) & _MASK, step_word, site_word)
-    words = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
+    words = group_words(index // WORDS_PER_GROUP, seed, step, site)
     lane = index % WORDS_PER_GROUP
     low = torch.where(lane == 0, words[0], words[1])
     high = torch.where(lane == 2, words[2], words[3])
     return torch.where(lane < 2, low, high)
+
+
+def group_words(group: Tensor, seed: Tensor | int, step: Tensor | int, site: int) -> Words:
+    """Return the words of elements ``4 * group`` to ``4 * group + 3``, as int64."""
+    step_word = torch.as_tensor(step, dtype=torch.int64, device=group.device) & _MASK
+    site_word = torch.full((), site & _MASK, dtype=torch.int64, device=group.device)
+    counter = (group & _MASK, (group >> 32) & _MASK, step_word, site_word)
+    return philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
 
 
 def keep_threshold(p: float) -> int:
@@ -68,7 +72,7 @@ def keep_threshold(p: float) -> int:
     return min(round(p * 2.0**32), _MASK)
 
 
-def keep_mask(index: Tensor, p: float, seed: int, step: Tensor | int, site: int) -> Tensor:
+def keep_mask(index: Tensor, p: float, seed: Tensor | int, step: Tensor | int, site: int) -> Tensor:
     """Return which elements dropout keeps, as bool: those whose word is at least ``p``."""
     return random_words(index, seed, step, site) >= keep_threshold(p)
 
