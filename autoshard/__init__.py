@@ -15,7 +15,7 @@ if (_root / "pyproject.toml").exists() and (_root / "passes").is_dir():
     __path__.append(str(_root))
 
 _PUBLIC = {  # name -> the module that has it
-    "Plan": "autoshard.plan",
+    "Plan": "autoshard.python_plan",
     "lockstep": "autoshard.api",
     "parallelize": "autoshard.api",
 }

@@ -71,11 +71,14 @@ class Packing:
     parts: tuple[int, ...]
 
 
+Role = Literal["query", "key", "value"]
+
+
 @dataclass(frozen=True)
 class Projection:
     """Say that a layer's outputs are attention heads."""
 
-    role: Literal["query", "key", "value"]
+    role: Role
     heads: int
     head_dim: int
 

@@ -7,7 +7,7 @@ in comparison, so a plan equals its reprint.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from autoshard.source import Span
 from autoshard.units import Size
@@ -22,7 +22,7 @@ class Call:
 
     name: str
     args: tuple[str, ...] = ()
-    options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Style:
     """Name what a rule does with a module: `colwise(parts=3)`."""
 
     name: str
-    options: Mapping[str, object] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

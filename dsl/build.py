@@ -137,10 +137,11 @@ class Draft:
         if known is None or scope:
             self.diagnostics.append(wrong_items.unknown_setting(spec, item, scope))
             return
-        value = self.variables.substitute(item.value)
-        if not isinstance(value, Diagnostic):
-            place = value.span
-            value = known.kind.read(known.name, value)
+        node = self.variables.substitute(item.value)
+        if isinstance(node, Diagnostic):
+            self.diagnostics.append(node)
+            return
+        value = known.kind.read(known.name, node)
         if isinstance(value, Diagnostic):
             self.diagnostics.append(value)
             return
@@ -148,7 +149,7 @@ class Draft:
         if before is not None and before.key.source is item.span.source:
             self.diagnostics.append(wrong_items.set_twice(item, before.key))
             return
-        self.settings[spec.name][known.name] = Placed(value, item.key.span, place)
+        self.settings[spec.name][known.name] = Placed(value, item.key.span, node.span)
 
     def _rule(self, spec: BlockSpec, item: RuleItem, scope: str) -> None:
         style, found = read_style(spec, item.style, self.variables)

@@ -1,6 +1,7 @@
 """The kinds of values that hold others: paths, lists of words, calls, parts of a packed weight."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autoshard.diagnostics import Diagnostic
 from autoshard.dsl.nodes import quoted, text_of, wrong, wrong_word
@@ -20,12 +21,12 @@ class Globs:
         if isinstance(node, Word) and node.text in self.words:
             return node.text
         nodes = node.items if isinstance(node, ListValue) else (node,)
-        for part in nodes:
-            if not isinstance(part, Word | String):
-                return wrong(part, "AS120", f"`{name}` needs {self.describe()}")
-        return tuple(part.text for part in nodes)
+        bad = next((part for part in nodes if not isinstance(part, Word | String)), None)
+        if bad is not None:
+            return wrong(bad, "AS120", f"`{name}` needs {self.describe()}")
+        return tuple(text_of(part) for part in nodes)
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the path, or the list."""
         if isinstance(value, str):
             return value
@@ -51,7 +52,7 @@ class WordList:
         bad = next(wrong, None)
         return wrong_word(name, bad, self.words) if bad else tuple(text_of(part) for part in nodes)
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the list."""
         return f"[{', '.join(value)}]"
 
@@ -115,7 +116,7 @@ class Calls:
         paths = '"FILE"' if call in self.texts else "PATH, ..."
         return f"`{call}({inside or paths})`"
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the call, or the word."""
         if isinstance(value, str):
             return value
@@ -145,7 +146,7 @@ class Parts:
         sizes = tuple(Integer(1, words=self.words).read(name, item) for item in node.items)
         return next((size for size in sizes if isinstance(size, Diagnostic)), sizes)
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the number, or the list."""
         return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
 

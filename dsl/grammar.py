@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lark import Lark, Token, Tree
-from lark.exceptions import UnexpectedInput
+from lark.exceptions import UnexpectedInput, UnexpectedToken
 from lark.lark import PostLex
 
 from autoshard.dsl.tree import (
@@ -19,6 +19,7 @@ from autoshard.dsl.tree import (
     Include,
     Let,
     ListValue,
+    Mark,
     PlanFile,
     Quantity,
     RuleItem,
@@ -32,6 +33,9 @@ from autoshard.dsl.tree import (
 from autoshard.source import Source, Span
 
 HEADER = "autoshard 1\n"
+# lark gives its trees' children no type of their own: trees and tokens, by the rule's name.
+Node = Any
+
 _COMMENT = re.compile(r"#[^\n]*")
 
 
@@ -50,13 +54,31 @@ class JoinLines(PostLex):
 
 
 @dataclass(frozen=True)
+class Lexeme:
+    """Hold one token of the text: its kind, its text and where it stands."""
+
+    type: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Hold where parsing stopped: at a token, or at a character that begins none."""
+
+    position: int
+    token: Lexeme | None
+    accepts: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Attempt:
     """Hold how far one parse came: a tree, or the error and what was read before it."""
 
-    tokens: tuple[Token, ...]
-    tree: Tree | None = None
-    error: UnexpectedInput | None = None
-    accepts: frozenset[str] = frozenset()
+    tokens: tuple[Lexeme, ...]
+    tree: Tree[Token] | None = None
+    stop: Stop | None = None
 
 
 @cache
@@ -75,21 +97,34 @@ def grammar() -> Lark:
 def attempt(text: str) -> Attempt:
     """Parse `text` up to its end or its first error."""
     parser = grammar().parse_interactive(text)
-    tokens: list[Token] = []
+    tokens: list[Lexeme] = []
+    last = Token("_NL", "", start_pos=0, line=1, column=1)
     try:
-        for token in parser.iter_parse():
-            tokens.append(token)
-        last = tokens[-1] if tokens else Token("_NL", "", start_pos=0, line=1, column=1)
+        for last in parser.iter_parse():
+            tokens.append(_lexeme(last))
         return Attempt(tuple(tokens), tree=parser.feed_eof(last))
     except UnexpectedInput as error:
-        accepts = frozenset(parser.accepts())
-        return Attempt(tuple(tokens), error=error, accepts=accepts)
+        stop = _stop(error, text, frozenset(parser.accepts()))
+        before = (token for token in tokens if token.end <= stop.position)
+        return Attempt(tuple(t for t in before if t != stop.token), stop=stop)
 
 
-def comments(text: str, tokens: tuple[Token, ...]) -> Iterator[tuple[int, int]]:
+def _lexeme(token: Token) -> Lexeme:
+    start = token.start_pos or 0
+    return Lexeme(token.type, str(token), start, start + len(token))
+
+
+def _stop(error: UnexpectedInput, text: str, accepts: frozenset[str]) -> Stop:
+    token = error.token if isinstance(error, UnexpectedToken) else None
+    if token is not None and token.type == "$END":
+        return Stop(len(text), None, accepts)
+    return Stop(error.pos_in_stream or 0, _lexeme(token) if token else None, accepts)
+
+
+def comments(text: str, tokens: tuple[Lexeme, ...]) -> Iterator[tuple[int, int]]:
     """Yield where comments stand: a `#` between tokens, not one inside a string."""
     end = 0
-    for start, stop in [*((t.start_pos, t.end_pos) for t in tokens), (len(text), len(text))]:
+    for start, stop in [*((t.start, t.end) for t in tokens), (len(text), len(text))]:
         for match in _COMMENT.finditer(text, end, start):
             yield match.span()
         end = stop
@@ -102,7 +137,7 @@ class TreeBuilder:
     source: Source
     shift: int = 0
 
-    def file(self, tree: Tree, tokens: tuple[Token, ...], text: str) -> PlanFile:
+    def file(self, tree: Node, tokens: tuple[Lexeme, ...], text: str) -> PlanFile:
         """Return the whole file."""
         header, *statements = tree.children
         found = comments(text, tokens)
@@ -114,82 +149,82 @@ class TreeBuilder:
             tuple(Span(self.source, a - self.shift, b - self.shift) for a, b in found),
         )
 
-    def node(self, tree: Tree) -> Any:
+    def node(self, tree: Node) -> Any:
         """Return the node for one rule of the grammar: the method has the rule's name."""
         return getattr(self, f"_{tree.data}")(tree)
 
-    def span(self, piece: Tree | Token) -> Span:
+    def span(self, piece: Node) -> Span:
         """Return where a tree or a token stands in the user's text."""
-        place = piece if isinstance(piece, Token) else piece.meta
+        place: Any = piece if isinstance(piece, Token) else piece.meta
         return Span(self.source, place.start_pos - self.shift, place.end_pos - self.shift)
 
     def word(self, token: Token) -> Word:
         """Return a name or path; quotes make no difference."""
         return Word(_unquote(token), self.span(token))
 
-    def _include(self, tree: Tree) -> Include:
+    def _include(self, tree: Node) -> Include:
         path = tree.children[0]
         return Include(String(_unquote(path), self.span(path)), self.span(tree))
 
-    def _let(self, tree: Tree) -> Let:
+    def _let(self, tree: Node) -> Let:
         name, value = tree.children
         return Let(self.word(name), self.node(value), self.span(tree))
 
-    def _block(self, tree: Tree) -> Block:
+    def _block(self, tree: Node) -> Block:
         name, *on, body = tree.children
         where = self.word(on[0]) if on else None
         return Block(self.word(name), where, self._items(body), self.span(tree))
 
-    def _items(self, body: Tree) -> tuple:
+    def _items(self, body: Node) -> tuple:
         return tuple(self.node(item) for item in body.children)
 
-    def _setting(self, tree: Tree) -> Setting:
+    def _setting(self, tree: Node) -> Setting:
         key, value = tree.children
         return Setting(self.word(key), self.node(value), self.span(tree))
 
-    def _rule(self, tree: Tree) -> RuleItem:
+    def _rule(self, tree: Node) -> RuleItem:
         *mark, target, style = tree.children
-        text = str(mark[0]) if mark else ""
+        text: Mark = str(mark[0]) if mark else ""  # type: ignore[assignment]
         return RuleItem(text, self.node(target), self.node(style), self.span(tree))
 
-    def _scope(self, tree: Tree) -> Scope:
+    def _scope(self, tree: Node) -> Scope:
         target, body = tree.children
         return Scope(self.node(target), self._items(body), self.span(tree))
 
-    def _use(self, tree: Tree) -> UseItem:
+    def _use(self, tree: Node) -> UseItem:
         return UseItem(self.word(tree.children[0]), self.span(tree))
 
-    def _drop(self, tree: Tree) -> DropItem:
+    def _drop(self, tree: Node) -> DropItem:
         return DropItem(self.node(tree.children[0]), self.span(tree))
 
-    def _target(self, tree: Tree) -> Word:
+    def _target(self, tree: Node) -> Word:
         return self.word(tree.children[0])
 
-    def _call(self, tree: Tree) -> CallValue:
+    def _call(self, tree: Node) -> CallValue:
         name, *args = tree.children
         given = args[0].children if args else ()
         return CallValue(_unquote(name), tuple(self._arg(a) for a in given), self.span(name))
 
     _style = _call
 
-    def _arg(self, tree: Tree) -> Argument:
+    def _arg(self, tree: Node) -> Argument:
         *name, value = tree.children
         word = self.word(name[0]) if name else None
         return Argument(word, self.node(value), self.span(tree))
 
-    def _word(self, tree: Tree) -> Word:
+    def _word(self, tree: Node) -> Word:
         return self.word(tree.children[0])
 
-    def _quantity(self, tree: Tree) -> Quantity:
+    def _quantity(self, tree: Node) -> Quantity:
         return Quantity(str(tree.children[0]), self.span(tree))
 
-    def _string(self, tree: Tree) -> String:
+    def _string(self, tree: Node) -> String:
         return String(_unquote(tree.children[0]), self.span(tree))
 
-    def _var(self, tree: Tree) -> Variable:
+    def _var(self, tree: Node) -> Variable:
         return Variable(str(tree.children[0])[1:], self.span(tree))
 
-    def _list(self, tree: Tree) -> ListValue:
+    def _list(self, tree: Node) -> ListValue:
         return ListValue(tuple(self.node(item) for item in tree.children), self.span(tree))
 
 

@@ -7,11 +7,8 @@ true, and the text is parsed again. So one slip costs one message.
 import re
 from dataclasses import dataclass
 
-from lark import Token
-from lark.exceptions import UnexpectedCharacters
-
 from autoshard.diagnostics import Diagnostic
-from autoshard.dsl.grammar import HEADER, Attempt, TreeBuilder, attempt
+from autoshard.dsl.grammar import HEADER, Lexeme, Stop, TreeBuilder, attempt
 from autoshard.dsl.syntax_errors import Trouble, describe
 from autoshard.dsl.tree import PlanFile
 from autoshard.source import Source, Span
@@ -36,9 +33,9 @@ def parse(source: Source) -> Parsed:
     lines = {diagnostic.span.line for diagnostic in found if diagnostic.span}
     for _ in range(MAX_REPAIRS):
         tried = attempt(text)
-        if tried.tree is not None:
+        if tried.stop is None:
             break
-        trouble = _trouble(tried, text, source, shift)
+        trouble = _trouble(tried.stop, tried.tokens, text, source, shift)
         if trouble.line not in lines and len(found) < MAX_ERRORS:
             found.append(describe(trouble))
         lines.add(trouble.line)
@@ -56,7 +53,7 @@ def _with_header(source: Source) -> tuple[str, int, list[Diagnostic]]:
     start = len(bare) - len(stripped) if stripped else 0
     if re.match(r"autoshard[ \t]+\d", stripped):
         return source.text, 0, []
-    word = re.match(r"[\w.*]*", stripped)[0]
+    word = re.split(r"[^\w.*]", stripped, maxsplit=1)[0]
     error = Diagnostic(
         "AS003",
         "a plan starts with the language version",
@@ -95,15 +92,11 @@ def _version_error(file: PlanFile, source: Source) -> tuple[Diagnostic, ...]:
     return (error,)
 
 
-def _trouble(tried: Attempt, text: str, source: Source, shift: int) -> Trouble:
+def _trouble(
+    stop: Stop, before: tuple[Lexeme, ...], text: str, source: Source, shift: int
+) -> Trouble:
     """Return the place of the error with what stands before it."""
-    error = tried.error
-    is_character = isinstance(error, UnexpectedCharacters)
-    token = None if is_character else error.token
-    at_end = token is not None and token.type == "$END"
-    position = len(text) if at_end else error.pos_in_stream
-    before = tuple(t for t in tried.tokens if t.end_pos <= position and t is not token)
-    return Trouble(text, source, shift, position, None if at_end else token, before, tried.accepts)
+    return Trouble(text, source, shift, stop.position, stop.token, before, stop.accepts)
 
 
 def _repair(trouble: Trouble) -> str:
@@ -121,8 +114,8 @@ def _broken_part(trouble: Trouble) -> tuple[int, int]:
     """Return the item around the error: from its first token to the separator after it."""
     text, paren = trouble.text, trouble.open_paren
     if paren is not None:
-        before = tuple(t for t in trouble.before if t.end_pos <= paren.start_pos)
-        return _item_start(before), _line_end(text, paren.start_pos)
+        before = tuple(t for t in trouble.before if t.end <= paren.start)
+        return _item_start(before), _line_end(text, paren.start)
     start, end = _item_start(trouble.before), _item_end(text, trouble.position)
     if text[end : end + 1] != "{":
         return start, end
@@ -131,14 +124,14 @@ def _broken_part(trouble: Trouble) -> tuple[int, int]:
     return start, _block_end(text, end)
 
 
-def _item_start(before: tuple[Token, ...]) -> int:
+def _item_start(before: tuple[Lexeme, ...]) -> int:
     """Return where the item of the last token begins, never inside the version line."""
     depth = 0
     for token in reversed(before):
         depth += (token.type in ("RPAR", "RSQB")) - (token.type in ("LPAR", "LSQB"))
         if depth <= 0 and token.type in _SEPARATORS:
-            return token.end_pos
-    return before[1].end_pos if len(before) > 1 and before[0].type == "AUTOSHARD" else 0
+            return token.end
+    return before[1].end if len(before) > 1 and before[0].type == "AUTOSHARD" else 0
 
 
 def _item_end(text: str, position: int) -> int:

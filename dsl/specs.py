@@ -58,3 +58,13 @@ class BlockSpec:
 
 def _named(specs: Iterable[Any], name: str) -> Any:
     return next((spec for spec in specs if spec.name == name), None)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Explain one code; `wrong` and `right` are lines of a plan, either may be empty."""
+
+    title: str
+    text: str
+    wrong: str = ""
+    right: str = ""

@@ -2,7 +2,7 @@
 
 from autoshard.diagnostics import Diagnostic
 from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES
-from autoshard.dsl.nodes import text_of, written, wrong
+from autoshard.dsl.nodes import written, wrong
 from autoshard.dsl.specs import BlockSpec, StyleSpec
 from autoshard.dsl.suggest import did_you_mean
 from autoshard.dsl.tree import Argument, CallValue, Word
@@ -43,11 +43,10 @@ def translate(name: str) -> Style | None:
 
 def _option(spec: StyleSpec, arg: Argument, variables: Variables) -> tuple[str, object]:
     """Return one option's name and value, or the name and what is wrong with it."""
-    flag = arg.name is None and isinstance(arg.value, Word)
-    if arg.name is None and not flag:
-        return "", _unnamed(spec, arg)
     word = arg.name or arg.value
-    option = spec.option(text_of(word))
+    if not isinstance(word, Word):
+        return "", _unnamed(spec, arg)
+    option = spec.option(word.text)
     if option is None:
         return "", _unknown_option(spec, word)
     if arg.name is not None:

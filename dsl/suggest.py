@@ -7,11 +7,12 @@ ENOUGH = 0.62  # below this the nearest word is a guess that only distracts
 
 
 def likeness(given: str, word: str) -> float:
-    """Return how alike two words are, 0 to 1; a shared beginning counts extra."""
+    """Return how alike two words are, 0 to about 1; a shared beginning counts extra."""
     given, word = given.lower(), word.lower()
     ratio = SequenceMatcher(None, given, word, autojunk=False).ratio()
     begins = min(len(given), len(word)) >= 3 and (given.startswith(word) or word.startswith(given))
-    return max(ratio, 0.8) if begins else ratio
+    same_start = 0.02 if given[:1] == word[:1] else 0.0  # decides between equals
+    return (max(ratio, 0.8) if begins else ratio) + same_start
 
 
 def nearest(given: str, words: Iterable[str]) -> str | None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from lark import Token
-
 from autoshard.diagnostics import Diagnostic
+from autoshard.dsl.grammar import Lexeme
 from autoshard.source import Source, Span
 
 # What the grammar calls its tokens and what people call them, in the order messages list them.
@@ -42,8 +41,8 @@ class Trouble:
     source: Source
     shift: int
     position: int
-    token: Token | None
-    before: tuple[Token, ...]
+    token: Lexeme | None
+    before: tuple[Lexeme, ...]
     accepts: frozenset[str]
 
     @property
@@ -54,12 +53,13 @@ class Trouble:
     @property
     def line(self) -> int:
         """Return the line of the user's text to which the error belongs."""
-        return describe(self).span.line
+        span = describe(self).span
+        return span.line if span else 1
 
     @cached_property
-    def _open(self) -> tuple[Token, ...]:
+    def _open(self) -> tuple[Lexeme, ...]:
         """Return the opening tokens that were never closed, outermost first."""
-        stack: list[Token] = []
+        stack: list[Lexeme] = []
         for token in self.before:
             if token.type in _OPENERS:
                 stack.append(token)
@@ -68,12 +68,12 @@ class Trouble:
         return tuple(stack)
 
     @property
-    def open_brace(self) -> Token | None:
+    def open_brace(self) -> Lexeme | None:
         """Return the innermost `{` that is still open."""
         return next((t for t in reversed(self._open) if t.type == "LBRACE"), None)
 
     @property
-    def open_paren(self) -> Token | None:
+    def open_paren(self) -> Lexeme | None:
         """Return the `(` or `[` that is still open from an earlier line, None when there is none.
 
         Line ends inside it were dropped, so the error showed only lines later.
@@ -81,7 +81,7 @@ class Trouble:
         inner = self._open[-1] if self._open and self._open[-1].type != "LBRACE" else None
         if inner is None:
             return None
-        lines = self.text.count("\n", inner.start_pos, self.position)
+        lines = self.text.count("\n", inner.start, self.position)
         return inner if lines or self.at_end else None
 
     def span(self, start: int, end: int) -> Span:
@@ -102,22 +102,22 @@ def describe(trouble: Trouble) -> Diagnostic:
     return _token(trouble, trouble.token)
 
 
-def _open_paren(trouble: Trouble, paren: Token) -> Diagnostic:
+def _open_paren(trouble: Trouble, paren: Lexeme) -> Diagnostic:
     closing = ")" if paren.type == "LPAR" else "]"
     return Diagnostic(
         "AS004",
-        f"this `{paren}` is never closed",
-        trouble.span(paren.start_pos, paren.end_pos),
+        f"this `{paren.text}` is never closed",
+        trouble.span(paren.start, paren.end),
         "opened here",
         (f"add `{closing}`",),
     )
 
 
-def _open_brace(trouble: Trouble, brace: Token) -> Diagnostic:
+def _open_brace(trouble: Trouble, brace: Lexeme) -> Diagnostic:
     return Diagnostic(
         "AS004",
         "this block is never closed",
-        trouble.span(brace.start_pos, brace.end_pos),
+        trouble.span(brace.start, brace.end),
         "opened here",
         (f"add `}}` before the end of the file (line {trouble.source.line_count})",),
     )
@@ -125,7 +125,7 @@ def _open_brace(trouble: Trouble, brace: Token) -> Diagnostic:
 
 def _unfinished(trouble: Trouble) -> Diagnostic:
     last = next((t for t in reversed(trouble.before) if t.type != "_NL"), None)
-    end = last.end_pos if last is not None else 0
+    end = last.end if last is not None else 0
     return Diagnostic(
         "AS002",
         "this line is not finished",
@@ -164,24 +164,24 @@ def _character_help(trouble: Trouble, char: str, pair: str) -> tuple[str, ...]:
     return ()
 
 
-def _token(trouble: Trouble, token: Token) -> Diagnostic:
+def _token(trouble: Trouble, token: Lexeme) -> Diagnostic:
     return Diagnostic(
         "AS002",
-        f"unexpected `{token}`",
-        trouble.span(token.start_pos, token.end_pos),
+        f"unexpected `{token.text}`",
+        trouble.span(token.start, token.end),
         _token_label(trouble, token),
         _token_help(trouble, token),
     )
 
 
-def _token_label(trouble: Trouble, token: Token) -> str:
+def _token_label(trouble: Trouble, token: Lexeme) -> str:
     if token.type == "RBRACE" and trouble.open_brace is None:
         return "no block is open here"
     return f"expected {_expected(trouble.accepts)}"
 
 
-def _token_help(trouble: Trouble, token: Token) -> tuple[str, ...]:
-    if token.startswith(("*", "?")) and _after_number(trouble):
+def _token_help(trouble: Trouble, token: Lexeme) -> tuple[str, ...]:
+    if token.text.startswith(("*", "?")) and _after_number(trouble):
         return (ARITHMETIC,)
     if token.type == "RBRACE" and trouble.open_brace is None:
         return ("remove it, or open its block",)
@@ -190,7 +190,7 @@ def _token_help(trouble: Trouble, token: Token) -> tuple[str, ...]:
     if token.type == "LSQB" and _after_path(trouble):
         return ("a range of layers is a segment of its own: `h.[0..5]`",)
     if token.type in ("WORD", "QUANTITY", "STRING") and _after_path(trouble):
-        return ("a path with spaces or odd characters needs quotes",) if "." in token else ()
+        return ("a path with spaces or odd characters needs quotes",) if "." in token.text else ()
     return ()
 
 

@@ -4,6 +4,7 @@ Spans take no part in comparison: two trees are equal when they say the same in 
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from autoshard.source import Source, Span
 
@@ -78,11 +79,14 @@ class Setting:
     span: Span = field(compare=False, repr=False)
 
 
+Mark = Literal["", "override", "optional"]
+
+
 @dataclass(frozen=True)
 class RuleItem:
     """Hold `[override|optional] path: style`."""
 
-    mark: str
+    mark: Mark
     target: Word
     style: CallValue
     span: Span = field(compare=False, repr=False)

@@ -6,7 +6,7 @@ A kind reads a node of the tree and returns the value, or the diagnostic that sa
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from autoshard.diagnostics import Diagnostic
 from autoshard.dsl.nodes import text_of, wrong, wrong_word
@@ -26,14 +26,16 @@ LIMIT = 2**63  # no count, no size is larger
 
 
 class Kind(Protocol):
-    """Read, show and describe one kind of value; `words` are those it knows by name."""
+    """Read, show and describe one kind of value."""
 
-    words: tuple[str, ...]
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the words that stand for themselves."""
 
     def read(self, name: str, node: Value) -> object:
         """Return the value of `node`, or a `Diagnostic` that calls the setting `name`."""
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return text that reads back as `value`."""
 
     def describe(self) -> str:
@@ -59,7 +61,7 @@ class Integer:
             return int(text)
         return wrong(node, "AS123", f"`{name}` can't be {text}", f"needs {self.describe()}")
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the digits, or the word."""
         return str(value)
 
@@ -86,7 +88,7 @@ class Enum:
             return text
         return wrong_word(name, node, self.words, dict(self.synonyms))
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the word."""
         return str(value)
 
@@ -109,7 +111,7 @@ class OnOff:
         no = dict.fromkeys(("false", "False", "no", "none", "0"), "off")
         return wrong_word(name, node, self.words, yes | no)
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the word."""
         return self.words[bool(value)]
 
@@ -128,7 +130,7 @@ class Flag:
         """Return True for `on`, False for `off`; a name without a value never comes here."""
         return OnOff().read(name, node)
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the word that reads back."""
         return OnOff().show(value)
 
@@ -185,7 +187,7 @@ class Bytes:
             (note,) if self.like else (),
         )
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the size with its unit."""
         if isinstance(value, float):
             return f"{_decimal(Fraction(value) * 100)}%"
@@ -212,7 +214,7 @@ class Bandwidth:
         help = (f"units: {', '.join(unit for unit in BANDWIDTHS if unit != 'KB/s')}",)
         return wrong(node, "AS121", f"`{name}` needs {self.describe()}", "", help)
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the bandwidth with its unit."""
         return show_bandwidth(value)
 
@@ -236,7 +238,7 @@ class LossScale:
             return float(split[0])
         return wrong(node, "AS120", f"`{name}` needs {self.describe()}")
 
-    def show(self, value: object) -> str:
+    def show(self, value: Any) -> str:
         """Return the number without a needless `.0`."""
         return value if isinstance(value, str) else _decimal(Fraction(value))
 
@@ -255,7 +257,7 @@ def _percentage(name: str, node: Value, number: Fraction) -> object:
     return wrong(node, "AS123", f"`{name}` can't be {text_of(node)}", "0% to 100%")
 
 
-def _size(name: str, node: Value, count: Fraction, unit: str) -> object:
+def _size(name: str, node: Value, count: Fraction, unit: Literal["bytes", "elements"]) -> object:
     if count.denominator != 1 or count >= LIMIT:
         label = "not a whole number of them" if count < LIMIT else "larger than any memory"
         return wrong(node, "AS123", f"`{name}` can't be {text_of(node)}", label)

@@ -34,9 +34,7 @@ class Variables:
         if isinstance(node, Variable):
             return self._lookup(node)
         if isinstance(node, ListValue):
-            items = tuple(self.substitute(item) for item in node.items)
-            wrong = next((item for item in items if isinstance(item, Diagnostic)), None)
-            return wrong or replace(node, items=items)
+            return self._in_list(node)
         if isinstance(node, CallValue):
             return self._in_call(node)
         return node
@@ -65,6 +63,15 @@ class Variables:
         help += (f"define it: `let {node.text} = ...`",)
         message = f"unknown variable `${node.text}`"
         return Diagnostic("AS110", message, node.span, "not defined above", help)
+
+    def _in_list(self, node: ListValue) -> Value | Diagnostic:
+        items = []
+        for item in node.items:
+            value = self.substitute(item)
+            if isinstance(value, Diagnostic):
+                return value
+            items.append(value)
+        return replace(node, items=tuple(items))
 
     def _in_call(self, node: CallValue) -> Value | Diagnostic:
         args = []

@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -97,7 +98,7 @@ def _function(spec: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found):
         public = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
-        help = f"it has: {', '.join(public[:12])}" if public else ()
+        help = f"it has: {', '.join(public[:12])}" if public else "it has no functions"
         raise ModelError(f"`{place}` has no function `{name}`", help=help)
     return found
 
@@ -113,16 +114,18 @@ def _module_from_file(place: str) -> ModuleType:
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look modules up there
     sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` would
-    return _import(place, lambda: spec.loader.exec_module(module) or module)
+    run = partial(spec.loader.exec_module, module)
+    _import(place, run)
+    return module
 
 
 def _module_by_name(name: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` would
-    return _import(name, lambda: import_module(name))
+    return _import(name, partial(import_module, name))
 
 
-def _import(name: str, run: Callable[[], ModuleType]) -> ModuleType:
+def _import(name: str, run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:

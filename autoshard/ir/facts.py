@@ -10,13 +10,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from autoshard.model_facts import Kind, ModelFacts, ModuleFacts, Packing, ParamFacts, Projection
+from autoshard.model_facts import (
+    Kind,
+    ModelFacts,
+    ModuleFacts,
+    Packing,
+    ParamFacts,
+    Projection,
+    Role,
+)
 
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
 HEAD_DIMS = ("head_dim", "d_kv", "key_value_proj_dim", "attention_head_size")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim")
-ROLES = {
+ROLES: Mapping[Role, tuple[str, ...]] = {
     "query": ("q", "q_proj", "query", "q_lin", "wq", "q_linear"),
     "key": ("k", "k_proj", "key", "k_lin", "wk", "k_linear"),
     "value": ("v", "v_proj", "value", "v_lin", "wv", "v_linear"),
@@ -43,7 +51,9 @@ def describe(model: nn.Module) -> ModelFacts:
     projections: dict[str, Projection] = {}
     for path, module in model.named_modules():
         own = _heads_here(module, heads)
-        for name, child in module.named_children() if own else ():
+        if own is None:
+            continue
+        for name, child in module.named_children():
             _note_projection(_join(path, name), name, child, own, packed, projections)
     return ModelFacts(
         class_name=type(model).__name__,

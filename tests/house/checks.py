@@ -25,7 +25,7 @@ LAYERS = (
     ("cost", "proof"),
     ("compiler",),
     ("passes", "runtime"),
-    ("cli", "testing", "api", "frontend", "verify", "__main__", ""),
+    ("cli", "testing", "api", "frontend", "python_plan", "verify", "__main__", ""),
 )
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FORBIDDEN = {
