@@ -13,6 +13,7 @@ import linecache
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -31,7 +32,7 @@ def generate(function: GraphFunction, name: str) -> Compiled:
     text, bindings = write(function, name)
     filename = f"<autoshard {name} {next(_files)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    namespace: dict[str, object] = dict(bindings)
+    namespace: dict[str, Any] = dict(bindings)
     exec(compile(text, filename, "exec"), namespace)
     return namespace[_identifier(name)]
 

@@ -49,12 +49,12 @@ class ProcessGroups:
         self._axes: dict[str, AxisGroup] = {}
         for axis in (*mesh.names, *UNIONS):
             if mesh.size(axis) > 1 and axis not in self._axes:
-                group = _own_group(mesh.groups(axis), rank, timeout)
+                group = _axis_group(mesh.groups(axis), rank, timeout)
                 self._axes[axis] = make(axis, group, mesh.index(rank, axis), self.clock)
         # Messages have a group of their own: their order is the schedule's, not the collectives'.
         self._messages = None
         if mesh.size("pp") > 1:
-            group = _own_group(mesh.groups("pp"), rank, timeout)
+            group = _axis_group(mesh.groups("pp"), rank, timeout)
             self._messages = make("pp", group, mesh.index(rank, "pp"), self.clock)
             self._add_subsets(subsets, timeout)
 
@@ -106,6 +106,15 @@ class ProcessGroups:
             group = _own_group(parts, self.rank, timeout)
             if group is not None:
                 self._axes["pp"].add_subset(members, group)
+
+
+def _axis_group(
+    groups: Sequence[tuple[int, ...]], rank: int, timeout: timedelta | None
+) -> dist.ProcessGroup:
+    """Return this rank's group of an axis, whose groups hold every rank once."""
+    own = _own_group(groups, rank, timeout)
+    assert own is not None, groups
+    return own
 
 
 def _own_group(

@@ -23,7 +23,7 @@ from autoshard.runtime.control import Control
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.fingerprint import compare_fingerprints, take_fingerprint
 from autoshard.runtime.init import Init, check_init, fill
-from autoshard.runtime.layout import bucket_stages
+from autoshard.runtime.layout import bucket_stages, scheduled
 from autoshard.runtime.link import link
 from autoshard.runtime.optimizer_check import OptimizerCheck
 from autoshard.runtime.report import Report
@@ -258,6 +258,6 @@ class Engine:
 
 def _tied(program: Program) -> list[tuple[int, ...]]:
     """Return the pipeline coordinates that share tied parameters, for groups of their own."""
-    ranks = program.schedule.stage_to_rank
+    ranks = scheduled(program).stage_to_rank
     stages = [bucket_stages(bucket) for bucket in program.buckets]
     return [tuple(sorted({ranks[s] for s in homes})) for homes in stages if len(homes) > 1]

@@ -11,6 +11,7 @@ from autoshard.ir.node_info import val
 from autoshard.ir.program import Program
 from autoshard.runtime.codegen import Compiled
 from autoshard.runtime.comm import Transport
+from autoshard.runtime.layout import scheduled
 from autoshard.runtime.messages import Messages
 from autoshard.runtime.phases import Code
 from autoshard.runtime.prelude import Prelude
@@ -37,7 +38,7 @@ class Executable:
         self.program, self.comm, self.storage, self.code = program, comm, storage, code
         self.messages = Messages(program, comm.device)
         self.constants = {n: v.to(comm.device) for n, v in program.constants.items()}
-        self.actions = _grouped(program.schedule.ranks[comm.index("pp")])
+        self.actions = _grouped(scheduled(program).ranks[comm.index("pp")])
         self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
         self.last_stage = len(program.stages) - 1
         needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)
@@ -95,10 +96,11 @@ class Executable:
 
     @property
     def _last_rank(self) -> int:
-        return self.program.schedule.stage_to_rank[self.last_stage]
+        return scheduled(self.program).stage_to_rank[self.last_stage]
 
     def _last_ports(self, kind: str) -> dict[str, torch.fx.Node]:
-        return self.program.stages[self.last_stage].phases["F"].named_results(kind)
+        results = self.program.stages[self.last_stage].phases["F"].named_results(kind)
+        return {name: node for name, node in results.items() if node is not None}
 
     def _start(self, microbatches: Sequence[Leaves], seed: int, index: int) -> Run:
         counts = self.prelude.run(microbatches, self.comm) if self.prelude else {}
@@ -118,7 +120,7 @@ class Executable:
 
 
 def _stages_with(program: Program, kind: Kind) -> frozenset[int]:
-    rows = program.schedule.ranks
+    rows = scheduled(program).ranks
     return frozenset(a.stage for row in rows for a in row if a.kind is kind)
 
 

@@ -17,7 +17,7 @@ from autoshard.ops.communicator import Work
 from autoshard.runtime.work import Clock, Pending, Started, Transfer, named
 
 DIRECT_BYTES = 1 << 16  # up to here one round of whole values beats two rounds of parts
-COMBINE = {"sum": torch.add, "max": torch.maximum}
+COMBINE: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum}
 TAGS = 1 << 20  # collectives under way at once on one axis are fewer by far
 
 Message = tuple[int, torch.Tensor]  # (peer, buffer)
@@ -145,15 +145,15 @@ class GlooAxis:
         self, outgoing: Iterable[Message], incoming: Iterable[Message], tag: int
     ) -> list[Started]:
         with named(f"message over axis '{self.name}'"):
-            started = [
+            posted = [
                 dist.irecv(buffer, group=self._group, group_src=peer, tag=tag)
                 for peer, buffer in incoming
             ]
-            started += [
+            posted += [
                 dist.isend(buffer, group=self._group, group_dst=peer, tag=tag)
                 for peer, buffer in outgoing
             ]
-        return started
+        return [started for started in posted if started is not None]
 
     def _pending(
         self,

@@ -10,6 +10,7 @@ from autoshard.diagnostics import InternalError
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.program import Bucket, Program
 from autoshard.mesh import Mesh
+from autoshard.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class Layout:
     def slots_of(self, bucket: str) -> tuple[Slot, ...]:
         """Return the parameters of a bucket, in the model's order."""
         return tuple(slot for slot in self.slots.values() if slot.bucket == bucket)
+
+
+def scheduled(program: Program) -> Schedule:
+    """Return the program's schedule; a program without one can't run."""
+    if program.schedule is None:
+        raise InternalError("a program without a schedule can't run: it is not lowered")
+    return program.schedule
 
 
 def bucket_stages(bucket: Bucket) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from autoshard.ir.program import Program
 from autoshard.runtime.codegen import Compiled, generate
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.executor import Executable
-from autoshard.runtime.layout import plan_layout
+from autoshard.runtime.layout import plan_layout, scheduled
 from autoshard.runtime.phases import Code, generate_code
 from autoshard.runtime.storage import Storage
 
@@ -27,7 +27,7 @@ def link(
     and ``prelude`` may be shared by ranks of one process.
     """
     _check(program)
-    stages = program.schedule.stages_of(comm.index("pp"))
+    stages = scheduled(program).stages_of(comm.index("pp"))
     if storage is None:
         storage = Storage(program, comm, stages)
     elif plan_layout(program, stages) != storage.layout:
@@ -39,16 +39,14 @@ def link(
 
 
 def _check(program: Program) -> None:
-    if program.schedule is None:
-        raise InternalError("a program without a schedule can't be linked")
-    pipeline = program.mesh.size("pp")
-    if program.schedule.num_ranks != pipeline:
+    schedule, pipeline = scheduled(program), program.mesh.size("pp")
+    if schedule.num_ranks != pipeline:
         raise InternalError(
-            f"the schedule has {program.schedule.num_ranks} ranks, the mesh pp = {pipeline}"
+            f"the schedule has {schedule.num_ranks} ranks, the mesh pp = {pipeline}"
         )
-    if program.schedule.num_microbatches != program.num_microbatches:
+    if schedule.num_microbatches != program.num_microbatches:
         raise InternalError(
-            f"the schedule runs {program.schedule.num_microbatches} micro-batches,"
+            f"the schedule runs {schedule.num_microbatches} micro-batches,"
             f" the program {program.num_microbatches}"
         )
     for stage in program.stages:

@@ -10,6 +10,7 @@ from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import BOUNDARY, TANGENT, GraphFunction, Port
 from autoshard.ir.node_info import val
 from autoshard.ir.program import Program
+from autoshard.runtime.layout import scheduled
 from autoshard.runtime.work import Transfer
 from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import SENDS
@@ -33,6 +34,12 @@ class Boundary:
     left: int
     forward: tuple[Value, ...]
     backward: tuple[Value, ...]  # only those that the right stage computes
+
+
+def microbatch_of(action: Action) -> int:
+    """Return the micro-batch of a compute or transfer action."""
+    assert action.microbatch is not None, f"{action} is of no micro-batch"
+    return action.microbatch
 
 
 def boundaries(program: Program) -> tuple[Boundary, ...]:
@@ -74,7 +81,7 @@ class Messages:
     def __init__(self, program: Program, device: torch.device) -> None:
         """Read the boundaries off the stages' graphs."""
         self._boundaries = boundaries(program)
-        self._stage_to_rank = program.schedule.stage_to_rank
+        self._stage_to_rank = scheduled(program).stage_to_rank
         self._microbatches, self._device = program.num_microbatches, device
 
     def values(self, action: Action) -> tuple[Value, ...]:
@@ -105,6 +112,6 @@ class Messages:
     def _transfer(self, action: Action, place: int, tensor: torch.Tensor) -> Transfer:
         is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
         left = min(action.stage, action.peer_stage)
-        tag = ((left * self._microbatches + action.microbatch) * 2 + is_forward) * MAX_VALUES
+        tag = ((left * self._microbatches + microbatch_of(action)) * 2 + is_forward) * MAX_VALUES
         peer = self._stage_to_rank[action.peer_stage]
         return Transfer(action.kind in SENDS, tensor, "pp", peer, tag + place)

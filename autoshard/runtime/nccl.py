@@ -30,8 +30,9 @@ class NcclAxis:
 
     def all_reduce(self, value: torch.Tensor, op: str, members: tuple[int, ...] | None) -> Work:
         """Start a reduction over all ranks of the axis, or over ``members``."""
-        partial = members is not None and len(members) < self._size
-        group = self._subsets[members] if partial else self._group
+        group = self._group
+        if members is not None and len(members) < self._size:
+            group = self._subsets[members]
         out = value.clone(memory_format=torch.contiguous_format)
         started = dist.all_reduce(out, OPS[op], group=group, async_op=True)
         return self._pending(started, lambda: out, "all_reduce")

@@ -19,6 +19,7 @@ class Prelude:
     def __init__(self, program: Program, call: Compiled) -> None:
         """Read inputs, counts and the dtype of the normalizers off the program."""
         self._call = call
+        assert program.prelude is not None
         self._inputs = [port.name for port in program.prelude.inputs]
         self._names = [port.name for port in program.prelude.outputs]
         self._dtypes = _normalizer_dtypes(program)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoshard.runtime.executor import Executable
+from autoshard.runtime.layout import scheduled
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Report:
         lines = [
             f"mesh       {program.mesh}; this rank: {place or 'the only one'}",
             f"stages     {len(program.stages)}; this rank holds {list(storage.stages)}",
-            f"schedule   {program.schedule.name}, {program.num_microbatches} micro-batches",
+            f"schedule   {scheduled(program).name}, {program.num_microbatches} micro-batches",
             f"parameters {len(storage.parameters)} here, {storage.nbytes()} bytes stored",
         ]
         lines += [f"program    {_signature(item)}" for item in signatures]

@@ -31,6 +31,7 @@ from autoshard.ir.graph_function import (
 from autoshard.ir.node_info import val
 from autoshard.ops.communicator import Work
 from autoshard.runtime.gradients import Gradients
+from autoshard.runtime.messages import microbatch_of
 from autoshard.runtime.phases import PER_MICROBATCH
 from autoshard.runtime.work import Ready, Transfer
 from autoshard.schedule import Action, Kind
@@ -78,7 +79,9 @@ class Run:
         stage, port = self._exe.last_stage, Port(TANGENT, "loss")
         if stage not in self._storage.stages or not self._is_read(stage, port):
             return
-        fake = val(self._exe.program.stages[stage].phases["F"].result(LOSS))
+        loss = self._exe.program.stages[stage].phases["F"].result(LOSS)
+        assert loss is not None, "a program that trains has a loss"
+        fake = val(loss)
         seed = torch.full((), weight, dtype=fake.dtype, device=self._comm.device)
         for number in range(len(self._microbatches)):
             self._place(stage, number)[port] = seed
@@ -102,8 +105,8 @@ class Run:
         if action.kind in SENDS or action.kind in RECVS:
             self._transfer(group)
         elif action.kind is Kind.B:
-            self._phase("I", action.stage, action.microbatch)
-            self._phase("W", action.stage, action.microbatch)
+            self._phase("I", action.stage, microbatch_of(action))
+            self._phase("W", action.stage, microbatch_of(action))
         elif action.kind is Kind.UNSHARD:
             self._unshard(action.stage)
         elif action.kind is Kind.RESHARD:
@@ -111,7 +114,7 @@ class Run:
         elif action.kind is Kind.REDUCE_GRAD:
             self._reduce(action.stage)
         else:
-            self._phase(action.kind.value, action.stage, action.microbatch)
+            self._phase(action.kind.value, action.stage, microbatch_of(action))
 
     def _phase(self, name: str, stage: int, number: int) -> None:
         phase = self._exe.code.get((stage, name))
@@ -144,7 +147,9 @@ class Run:
         if port.kind == NORMALIZER:
             return self._normalizers[name]
         if port.kind == RNG:
-            return self._rng[number]
+            rng = self._rng[number]
+            assert rng is not None, "made whenever a phase of this rank reads it"
+            return rng
         raise InternalError(f"stage {stage} reads '{port}': no such input at run time")
 
     def _output(self, port: Port, value: torch.Tensor, stage: int, number: int) -> None:
@@ -175,7 +180,7 @@ class Run:
         posted: list[tuple[Action, str, Transfer]] = []
         for action in group:
             if action.kind in SENDS:
-                key = (CARRIES[action.kind], action.stage, action.microbatch)
+                key = (CARRIES[action.kind], action.stage, microbatch_of(action))
                 tensors = self._outgoing.pop(key, {})
                 transfers = self._exe.messages.send(action, tensors)
                 self._let_arrive(action)
@@ -189,7 +194,7 @@ class Run:
             if action.kind in SENDS:
                 self._sending.setdefault((action.kind, action.stage), deque()).append(work)
             else:
-                place = self._place(action.stage, action.microbatch)
+                place = self._place(action.stage, microbatch_of(action))
                 place[Port(CARRIES[action.kind], name)] = work
 
     def _let_arrive(self, action: Action) -> None:

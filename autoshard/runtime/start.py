@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from autoshard.diagnostics import MeshError
 from autoshard.mesh import Mesh
@@ -24,6 +25,11 @@ def launched_world() -> int | None:
     if all(name in os.environ for name in VARIABLES):
         return int(os.environ["WORLD_SIZE"])
     return None
+
+
+def launched_rank() -> int:
+    """Return this process' rank among those that were launched, before they are connected."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
 
 
 def require_processes(mesh: Mesh, world: int | None, span: Span | None = None) -> None:
@@ -84,11 +90,10 @@ def connect(device: torch.device) -> Control:
 def _start(device: torch.device) -> None:
     """Start the default group; a restarted job must not meet addresses of its former life."""
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    store, rank, world = next(iter(dist.rendezvous("env://")))
+    store, rank, world = next(iter(rendezvous("env://")))
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(f"autoshard/{life}", store), rank=rank, world_size=world
-    )
+    store = dist.PrefixStore(f"autoshard/{life}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     atexit.register(_stop)
 
 

@@ -13,7 +13,7 @@ from autoshard.ir.placement import Shard, join_shards
 from autoshard.ir.program import Program
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.control import Control
-from autoshard.runtime.layout import Slot, bucket_stages, plan_layout
+from autoshard.runtime.layout import Slot, bucket_stages, plan_layout, scheduled
 from autoshard.runtime.storage import Storage, unpad, view
 from autoshard.runtime.work import Transfer
 
@@ -42,7 +42,7 @@ def _gather_bucket(
     program: Program, storage: Storage, comm: Transport, bucket: str, slots: Sequence[Slot]
 ) -> dict[str, torch.Tensor]:
     info = next(b for b in _all_buckets(program) if b.name == bucket)
-    holder = program.schedule.stage_to_rank[bucket_stages(info)[0]]
+    holder = scheduled(program).stage_to_rank[bucket_stages(info)[0]]
     flat = None
     if comm.index("pp") == holder:
         flat = storage.stored[bucket]
@@ -79,7 +79,7 @@ def _to_first(
     me = comm.index("pp")
     if holder == 0:
         return value if me == 0 else None
-    if me == holder:
+    if value is not None:
         comm.transfer_start([Transfer(True, value.contiguous(), "pp", 0, 0)])[0].wait()
     if me != 0:
         return None

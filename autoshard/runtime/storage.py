@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import nn
 
@@ -12,6 +14,12 @@ from autoshard.ops.communicator import Communicator
 from autoshard.runtime.layout import Layout, Slot, plan_layout
 
 
+class Place(Communicator, Protocol):
+    """A communicator that knows the device its rank computes on."""
+
+    device: torch.device
+
+
 class Storage:
     """The parameters and buffers of one rank.
 
@@ -20,7 +28,7 @@ class Storage:
     own (tensor-parallel) shape where the bucket is whole, 1-D and perhaps empty where it is cut.
     """
 
-    def __init__(self, program: Program, comm: Communicator, stages: tuple[int, ...]) -> None:
+    def __init__(self, program: Program, comm: Place, stages: tuple[int, ...]) -> None:
         """Allocate every bucket of ``stages``; fill it with ``write``."""
         self._comm, self.mesh, self.params = comm, program.mesh, program.params
         self.device = comm.device

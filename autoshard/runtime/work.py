@@ -69,15 +69,16 @@ class Pending:
 
     def wait(self) -> torch.Tensor:
         """Block until all operations are done and return the result."""
-        if self._value is None:
-            begin = time.perf_counter()
-            with named(self._what):
-                for started in self._started:
-                    started.wait()
-                self._value = self._finish()
-            self._clock.seconds += time.perf_counter() - begin
-            self._started, self._finish = (), lambda: self._value
-        return self._value
+        if self._value is not None:
+            return self._value
+        begin = time.perf_counter()
+        with named(self._what):
+            for started in self._started:
+                started.wait()
+            value = self._value = self._finish()
+        self._clock.seconds += time.perf_counter() - begin
+        self._started, self._finish = (), lambda: value  # let go of the buffers
+        return value
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from autoshard.runtime.gloo import combine
 from autoshard.runtime.work import Ready, Transfer
 
 Members = tuple[int, ...]
+Finish = Callable[[list[torch.Tensor], int], torch.Tensor]  # (values by member, own place)
 
 
 class RankStopped(Exception):
@@ -183,7 +184,7 @@ class Rendezvous:
         axis: str,
         group: Members,
         value: torch.Tensor,
-        finish: Callable[[list[torch.Tensor], int], torch.Tensor],
+        finish: Finish,
     ) -> Work:
         if len(group) == 1:
             return Ready(finish([value], 0))
@@ -208,7 +209,7 @@ class Rendezvous:
 class _Collecting:
     """A collective under way."""
 
-    def __init__(self, hub: Hub, rank: int, group: Members, number: int, finish) -> None:
+    def __init__(self, hub: Hub, rank: int, group: Members, number: int, finish: Finish) -> None:
         self._hub, self._rank, self._group, self._number = hub, rank, group, number
         self._finish = finish
         self._result: torch.Tensor | None = None
