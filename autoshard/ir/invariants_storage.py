@@ -1,0 +1,134 @@
+"""The invariants of stored parameters and gathers, each a function that raises VerifyError."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from torch.fx import Node
+
+from autoshard.diagnostics import VerifyError
+from autoshard.ir.aliases import lifetime_end
+from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of
+from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
+from autoshard.ir.params import Flat
+from autoshard.ir.program import Bucket, Program, Stage
+from autoshard.ops import collectives as ops
+
+_GATHERS = (ops.all_gather, ops.all_gather_start)
+
+
+def check_gathered(program: Program) -> None:
+    """Check that cut parameters are read through gather and wait, gradients leave reduced."""
+    for stage in program.stages:
+        for phase in COMPUTE_PHASES:
+            if phase in stage.phases:
+                where = f"stage {stage.index} {phase}"
+                _check_reads(stage.phases[phase], where)
+        _check_sources(program, stage)
+
+
+def _check_reads(function: GraphFunction, where: str) -> None:
+    for name, flat in function.named(FLAT).items():
+        for user in flat.users:
+            if user.target not in _GATHERS:
+                raise VerifyError(f"{where}: %{user.name} reads the shard of `{name}` ungathered")
+            if user.target is ops.all_gather_start:
+                _check_started(user, f"{where}: `{name}`")
+    for name, node in function.named_results(FLAT_GRAD).items():
+        made = node.args[0] if node.target is ops.wait else node
+        if made.target not in (ops.reduce_scatter, ops.reduce_scatter_start):
+            raise VerifyError(f"{where}: the gradient of `{name}` leaves without a reduce_scatter")
+        if made.target is ops.reduce_scatter_start:
+            _check_started(made, f"{where}: the gradient of `{name}`")
+
+
+def _check_started(start: Node, what: str) -> None:
+    waits = [user for user in start.users if user.target is ops.wait]
+    if len(waits) != 1 or len(start.users) != 1:
+        raise VerifyError(f"{what} is started once but waited for {len(waits)} times")
+
+
+def _check_sources(program: Program, stage: Stage) -> None:
+    """Check that every parameter the phases read whole is stored whole or gathered by U."""
+    unshard = stage.phases.get("U")
+    gathered = set() if unshard is None else {port.name for port in unshard.outputs}
+    for phase in COMPUTE_PHASES:
+        function = stage.phases.get(phase)
+        for fqn in function.named(PARAM) if function else ():
+            storage = program.params[fqn].storage
+            if isinstance(storage, Flat) and storage.bucket not in gathered:
+                raise VerifyError(
+                    f"stage {stage.index} {phase} reads `{fqn}` whole, but only a part is stored"
+                )
+
+
+def check_bucketed(program: Program) -> None:
+    """Check that every stored parameter has its own place in one bucket, reduced once."""
+    for bucket in program.buckets:
+        _check_places(bucket, program)
+    for entry in program.params:
+        if entry.is_buffer or not entry.homes or not program.buckets:
+            continue
+        count = sum(entry.fqn in bucket.fqns for bucket in program.buckets)
+        if count != 1:
+            raise VerifyError(f"`{entry.fqn}` lies in {count} buckets")
+    for stage in program.stages:
+        _check_reduced_once(program, stage)
+
+
+def _check_places(bucket: Bucket, program: Program) -> None:
+    end = 0
+    for fqn in bucket.fqns:
+        entry = program.params[fqn]
+        if entry.storage.bucket != bucket.name or entry.storage.offset != end:
+            raise VerifyError(
+                f"`{fqn}` is at {entry.storage.bucket}+{entry.storage.offset}, "
+                f"expected {bucket.name}+{end}"
+            )
+        if isinstance(entry.storage, Flat) != (bucket.axis is not None):
+            raise VerifyError(f"`{fqn}` and bucket `{bucket.name}` disagree on being cut")
+        end += math.prod(entry.local_shape(program.mesh))
+    size = 1 if bucket.axis is None else program.mesh.size(bucket.axis)
+    if not end <= bucket.length < end + size or bucket.length % size:
+        raise VerifyError(f"bucket `{bucket.name}` of {bucket.length} holds {end} in {size} parts")
+
+
+def _check_reduced_once(program: Program, stage: Stage) -> None:
+    """Check that a data parallel gradient is reduced by the phases or by R, not by both."""
+    phases = [stage.phases[p] for p in COMPUTE_PHASES if p in stage.phases]
+    made = Counter(port for function in phases for port in function.outputs)
+    reduce = stage.phases.get("R")
+    by_r = {port.name for port in reduce.inputs} if reduce else set()
+    for bucket in buckets_of(program, stage):
+        by_phases = made[Port(FLAT_GRAD, bucket.name)]
+        loose = [fqn for fqn in bucket.fqns if made[Port(GRAD, fqn)]]
+        if by_phases > 1 or (by_phases and loose):
+            raise VerifyError(f"stage {stage.index} reduces the gradient of `{bucket.name}` twice")
+        if loose and program.mesh.size("dp") > 1 and bucket.name not in by_r:
+            raise VerifyError(f"stage {stage.index} never reduces the gradient of `{loose[0]}`")
+
+
+def check_bounded(program: Program) -> None:
+    """Check that every gathered bucket is released once, after its last use."""
+    for stage in program.stages:
+        for phase in COMPUTE_PHASES:
+            if phase in stage.phases:
+                _check_releases(stage.phases[phase], f"stage {stage.index} {phase}")
+
+
+def _check_releases(function: GraphFunction, where: str) -> None:
+    order = {node: index for index, node in enumerate(function.graph.nodes)}
+    for start in function.graph.nodes:
+        if start.target is not ops.all_gather_start or start.args[0].op != "placeholder":
+            continue
+        (whole,) = start.users
+        name = function.inputs[function.placeholders.index(start.args[0])].name
+        last = lifetime_end(whole, order)
+        if last.op != "output" and last.target is not ops.release:
+            raise VerifyError(
+                f"{where}: `{name}` is read by %{last.name}, its release is not after it"
+            )
+        releases = sum(user.target is ops.release for user in whole.users)
+        if releases != (last.op != "output"):
+            raise VerifyError(f"{where}: `{name}` is released {releases} times")
