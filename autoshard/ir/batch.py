@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ def batch_leaves(batch: object) -> Leaves:
     if not leaves:
         kind = type(batch).__name__
         raise BatchError(
-            f"the batch holds no tensor: it is a '{kind}'",
+            f"the batch holds no tensor: it is a `{kind}`",
             help="a batch is a dict or a tuple of tensors",
         )
     return leaves
@@ -85,7 +85,7 @@ def compute(model: nn.Module, loss: Loss | None, batch: object) -> tuple[str, di
 def check_loss(value: object, giver: str) -> torch.Tensor:
     """Return ``value`` if it is a 0-d float tensor, else refuse it with its shape."""
     if not isinstance(value, torch.Tensor):
-        raise CaptureError(f"{giver} returned a '{type(value).__name__}', need a 0-d tensor")
+        raise CaptureError(f"{giver} returned a `{type(value).__name__}`, need a 0-d tensor")
     if value.dim() or not value.is_floating_point():
         dtype = str(value.dtype).removeprefix("torch.")
         raise CaptureError(
@@ -127,8 +127,8 @@ def _refuse_missing(
         )
 
 
-def _quoted(names: object) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+def _quoted(names: Iterable[object]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _walk(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:

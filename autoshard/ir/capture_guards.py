@@ -16,6 +16,7 @@ from autoshard.compat import (
 )
 from autoshard.diagnostics import AutoshardError, CaptureError
 from autoshard.ir.custom_functions import CustomFunctions
+from autoshard.ir.fake_model import TABLES, kept_attributes
 from autoshard.ir.user_line import line_here, line_of_traceback, span_of
 
 _WRAPPERS = {
@@ -33,7 +34,6 @@ _HOOKS = {
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
-_TABLES = ("_parameters", "_buffers", "_modules")
 _LOST = {
     "checkpoint": (
         "activation checkpointing inside the model: capture would inline it away",
@@ -50,8 +50,8 @@ _LOST = {
 def check_model(model: nn.Module, training: bool) -> None:
     """Refuse a model that is wrapped, hooked, spread over devices, or not plain."""
     _refuse_wrappers(model)
-    _refuse_hooks(model)
     _refuse_odd_tensors(model)
+    _refuse_hooks(model)
     _refuse_devices(model)
     if training:
         _refuse_batch_norm(model)
@@ -70,13 +70,8 @@ def watched(model: nn.Module, functions: CustomFunctions) -> Iterator[Callable[[
 
     The check refuses tensors kept in attributes; what was written there is undone on exit.
     """
-    before = {module: dict(module.__dict__) for module in model.modules()}
-    try:
-        with watch_lost_gradients(_refuse_lost, functions.note):
-            yield lambda: _refuse_kept_tensors(model, before)
-    finally:
-        for module, attributes in before.items():
-            _restore(module, attributes)
+    with kept_attributes(model) as before, watch_lost_gradients(_refuse_lost, functions.note):
+        yield lambda: _refuse_kept_tensors(model, before)
 
 
 def explain(error: Exception, model: nn.Module) -> AutoshardError:
@@ -151,6 +146,13 @@ def _refuse_wrappers(model: nn.Module) -> None:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
+    for attribute, kind in _HOOKS.items():
+        if getattr(nn.modules.module, f"_global{attribute}", None):
+            raise CaptureError(
+                f"there is a {kind} on all modules: hooks can't fire in a flat graph",
+                code="AS604",
+                help="remove it",
+            )
     for path, module in model.named_modules():
         for attribute, kind in _HOOKS.items():
             hooks: Mapping = getattr(module, attribute, None) or {}
@@ -244,17 +246,8 @@ def _changed_attributes(
     """Yield path, name, old and new value of attributes that now hold a tensor of the trace."""
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
-            if name not in _TABLES and any(isinstance(t, FakeTensor) for t in _tensors(value)):
+            if name not in TABLES and any(isinstance(t, FakeTensor) for t in _tensors(value)):
                 yield path, name, before[module].get(name), value
-
-
-def _restore(module: nn.Module, attributes: dict) -> None:
-    for name, value in tuple(module.__dict__.items()):
-        if name not in attributes:
-            del module.__dict__[name]
-        elif name not in _TABLES and isinstance(value, list):
-            value[:] = [item for item in value if not isinstance(item, FakeTensor)]
-    module.__dict__.update(attributes)
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

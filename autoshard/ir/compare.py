@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autoshard.diagnostics import CaptureError
 from autoshard.ir.batch import Loss, batch_leaves, compute, rebuild
 from autoshard.ir.evaluate import Reference, caller, model_tensors, run_reference
-from autoshard.ir.fake_model import mode_of, swapped, tensor_names
+from autoshard.ir.fake_model import kept_attributes, mode_of, swapped, tensor_names
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.program import Program
 from autoshard.ops.dropout import DropoutArgs, dropout
@@ -137,7 +137,12 @@ def _run_eager(model: nn.Module, batch: object, loss: Loss | None, training: boo
     """Run the user's model as it is, on the CPU; its parameters and ``.grad`` stay untouched."""
     kept = torch.random.get_rng_state()
     try:
-        with swapped(model, _on_cpu) as tensors, mode_of(model, training), _DrawOnes():
+        with (
+            swapped(model, _on_cpu) as tensors,
+            mode_of(model, training),
+            kept_attributes(model),
+            _DrawOnes(),
+        ):
             trained = {
                 name: value
                 for name, value in tensors.items()

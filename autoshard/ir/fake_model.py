@@ -12,6 +12,9 @@ from torch import nn
 from autoshard.compat import FakeTensorMode, fake_like
 from autoshard.ir.params import ParamSpec, ParamTable
 
+# Attributes of a module that hold its parameters, buffers and submodules.
+TABLES = ("_parameters", "_buffers", "_modules")
+
 
 @dataclass(frozen=True)
 class Names:
@@ -111,6 +114,27 @@ def mode_of(model: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, flag in before:
             module.training = flag
+
+
+@contextmanager
+def kept_attributes(model: nn.Module) -> Iterator[dict[nn.Module, dict[str, object]]]:
+    """Give the attributes of all modules and put them back on exit, lists with their items."""
+    before = {module: dict(module.__dict__) for module in model.modules()}
+    lists = [
+        (value, tuple(value))
+        for attributes in before.values()
+        for value in attributes.values()
+        if isinstance(value, list)
+    ]
+    try:
+        yield before
+    finally:
+        for module, attributes in before.items():
+            for name in module.__dict__.keys() - attributes.keys():
+                del module.__dict__[name]
+            module.__dict__.update(attributes)
+        for value, items in lists:
+            value[:] = items
 
 
 def _persistent(model: nn.Module) -> frozenset[str]:
