@@ -77,23 +77,47 @@ def compile_plan(
 
 
 def first_microbatch(batch: object, resolved: Resolved) -> object:
-    """Return the first micro-batch of ``batch``, which may be one micro-batch already.
+    """Return the first micro-batch of a batch: one micro-batch, a local or the global batch.
 
     Tensors are cut on dim 0; leaves of size 1 there and non-tensors go to every micro-batch.
     Raises BatchError when a tensor has another number of samples than the plan says.
     """
-    size, count = resolved.micro_batch_size, resolved.num_microbatches
+    size = resolved.micro_batch_size
+    local = size * resolved.num_microbatches
+    known = {size, local, local * resolved.mesh.size("dp")}
 
     def cut(path: tuple, leaf: object) -> object:
-        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or leaf.shape[0] == 1:
+        if not _is_cut(leaf):
             return leaf
-        if leaf.shape[0] not in (size, size * count):
-            name = pytree.keystr(path)
+        if leaf.shape[0] not in known:
             raise BatchError(
-                f"batch{name} has {leaf.shape[0]} samples, the plan says {size} x {count}",
+                f"batch{pytree.keystr(path)} has {leaf.shape[0]} samples, "
+                f"the plan says {size} x {resolved.num_microbatches}",
                 span=resolved.plan.span("batch.micro_batch_size"),
-                help=f"give {size * count} samples (or one micro-batch of {size})",
+                help=f"give {local} samples (or one micro-batch of {size})",
             )
         return leaf[:size]
 
     return pytree.tree_map_with_path(cut, batch)
+
+
+def global_batch(batch: object, resolved: Resolved) -> object:
+    """Return a global batch made of ``batch``, which may be a micro-batch or a local batch.
+
+    Missing samples repeat the given ones, rolled along their second dimension so that no two
+    micro-batches are the same.
+    """
+    wanted = resolved.micro_batch_size * resolved.num_microbatches * resolved.mesh.size("dp")
+
+    def fill(leaf: object) -> object:
+        if not _is_cut(leaf) or leaf.shape[0] >= wanted:
+            return leaf
+        copies = range(wanted // leaf.shape[0])
+        rolled = [leaf.roll(copy, 1) if leaf.dim() > 1 else leaf for copy in copies]
+        return torch.cat(rolled)
+
+    return pytree.tree_map(fill, batch)
+
+
+def _is_cut(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] > 1

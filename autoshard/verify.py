@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.diagnostics import AutoshardError
-from autoshard.frontend import compile_plan
+from autoshard.frontend import compile_plan, global_batch
 from autoshard.ir.program import Program
 from autoshard.plan import Plan
 from autoshard.proof.order import prove_program
@@ -32,7 +32,8 @@ def verify(
 ) -> Verdict:
     """Check capture, placement types, deadlock order and, in lock step, the numbers.
 
-    ``batch`` is the global batch. ``mutate`` may break each compiled program first. Raises an
+    ``batch`` is the global batch, or less of it: then its samples are repeated, rolled.
+    ``mutate`` may break each compiled program first. Raises an
     AutoshardError only where the plan does not compile.
     """
     compiled = compile_plan(model, plan, batch, loss, compare=True, executable=True)
@@ -42,6 +43,7 @@ def verify(
     rows.append(_timed(lambda: _types(compiled.program)))
     rows.append(_timed(lambda: _order(compiled.program)))
     if numbers:
+        batch = global_batch(batch, compiled.resolved)
         rows.append(_timed(lambda: _numbers(model, plan, batch, loss, steps, mutate)))
     return Verdict(tuple(rows))
 

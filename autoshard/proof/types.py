@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autoshard.ir.graph_function import BOUNDARY, GRAD, LOSS, SAVED, TANGENT, GraphFunction
+from autoshard.ir.infer import Axis, Inference, Value
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement
 from autoshard.ir.program import Program, Stage
-from autoshard.proof.infer import Axis, Inference, Value
-from autoshard.proof.sources import cotangent, source_placement
+from autoshard.ir.sources import cotangent, source_placement
 
 COMPUTE_PHASES = ("F", "I", "W")
 
@@ -34,7 +34,9 @@ def check_types(program: Program) -> TypeFindings:
     findings = TypeFindings()
     for name in ("tp", "dp"):
         if program.mesh.size(name) > 1 or (name == "dp" and program.num_microbatches > 1):
-            _check_axis(program, Axis(name, program.mesh.size(name)), findings)
+            # Micro-batches lie as data parallel ranks do; two terms stand for any number.
+            size = max(program.mesh.size(name), 2)
+            _check_axis(program, Axis(name, size, size), findings)
     return findings
 
 

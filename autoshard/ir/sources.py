@@ -16,9 +16,9 @@ from autoshard.ir.graph_function import (
     TANGENT,
     Port,
 )
+from autoshard.ir.infer import Axis, Value
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Replicate, Shard
 from autoshard.ir.program import Program
-from autoshard.proof.infer import Axis, Value
 
 
 def source_placement(

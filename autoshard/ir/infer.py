@@ -23,15 +23,11 @@ Value = Placement | None  # None: not known, something before it has no rule
 
 @dataclass(frozen=True)
 class Axis:
-    """The mesh axis that is looked at; over dp the graph's shapes are taken as they are."""
+    """The mesh axis that is looked at, and by what a shard's dimension is longer globally."""
 
     name: str
-    size: int
-
-    @property
-    def scale(self) -> int:
-        """Return by what a split dimension of a graph's value is longer globally."""
-        return 1 if self.name == "dp" else self.size
+    size: int  # what a split dimension must be divisible by
+    scale: int  # 1 where the graph's shapes are global
 
 
 @dataclass
@@ -73,28 +69,35 @@ class Inference:
         """Return the rule's choice for global output shapes that agree with what it chose.
 
         The graph holds local shapes; which dimension of an output is longer globally follows
-        from the placement that the rule infers from the global shape. So each is tried.
+        from the placement that the rule infers from the global shape. So each is tried. A view
+        can have several readings of the same local data: the one with fewest blocks is taken.
         """
         local = shapes_of(node)
+        if self.axis.scale == 1 or not any(isinstance(p, Shard) for p in ins):
+            return self._choose(node, ins, local)
         dims = range(max((len(shape) for shape in local), default=0))
-        guesses = [Shard(dim) for dim in dims] if any(isinstance(p, Shard) for p in ins) else []
-        first = None
-        for guess in (*guesses, REPLICATE):
-            outs = tuple(self._global(shape, guess) for shape in local)
-            for _ in range(2):
-                choice = self._choose(node, ins, outs)
-                first = first or choice
-                agreed = tuple(map(self._global, local, choice.outs))
-                if agreed == outs and choice.wants == ins:
-                    return choice
-                outs = agreed
-        return first
+        tried = [self._settle(node, ins, guess) for guess in (REPLICATE, *map(Shard, dims))]
+        fitting = [c for c, is_settled in tried if is_settled and c.wants == ins]
+        return min(fitting, key=_num_blocks) if fitting else tried[0][0]
+
+    def _settle(
+        self, node: Node, ins: tuple[Placement, ...], guess: Placement
+    ) -> tuple[Choice, bool]:
+        """Return the choice when outputs lie as guessed, or as chosen then; and if that holds."""
+        local = shapes_of(node)
+        outs = tuple(self._global(shape, guess) for shape in local)
+        choice = self._choose(node, ins, outs)
+        agreed = tuple(map(self._global, local, choice.outs))
+        if agreed == outs:
+            return choice, True
+        again = self._choose(node, ins, agreed)
+        return again, tuple(map(self._global, local, again.outs)) == agreed
 
     def _choose(self, node: Node, ins: tuple[Placement, ...], outs: tuple[Shape, ...]) -> Choice:
         def shapes(other: Node) -> tuple[Shape, ...]:
             return outs if other is node else self._shapes(other)
 
-        return choose(call_of(node, self.axis.scale, shapes, axis=self.axis.name), ins)
+        return choose(call_of(node, self.axis.size, shapes, axis=self.axis.name), ins)
 
     def _item(self, node: Node) -> Value:
         source, index = node.args
@@ -144,3 +147,7 @@ class Inference:
         place = f"{record.path or 'model'} ({record.source or 'no source'})"
         line = f", plan line {record.span.line}" if record.span else ""
         self.wrong.append(f"{node.target} in {place}{line}: {'; '.join(bad)}")
+
+
+def _num_blocks(choice: Choice) -> int:
+    return sum(len(p.blocks) for p in choice.outs if isinstance(p, Shard))
