@@ -102,12 +102,15 @@ def _as_json(program: Program) -> str:
 
 
 def _pass_text(args: argparse.Namespace, plan: Plan) -> str:
-    from autoshard.ir.printer import print_function
+    from autoshard.ir.printer import print_function, used_axes
 
     after = _compile(args, plan, args.until)
     if not args.diff:
-        shown = _chosen(args, after.program)
-        texts = [f"{name}\n{print_function(f, fold=not args.full)}" for name, f in shown]
+        axes = used_axes(after.program)
+        texts = [
+            f"{name}\n{print_function(function, fold=not args.full, axes=axes)}"
+            for name, function in _chosen(args, after.program)
+        ]
         return "\n\n".join([*texts, *_schedule_of(after.program)])
     return _diff_text(args, plan, after)
 
@@ -115,7 +118,7 @@ def _pass_text(args: argparse.Namespace, plan: Plan) -> str:
 def _diff_text(args: argparse.Namespace, plan: Plan, after: Compiled) -> str:
     """Print what the pass, or all passes of the group, changed against the one before."""
     from autoshard.ir.diff import diff_blocks, render
-    from autoshard.ir.printer import function_lines
+    from autoshard.ir.printer import function_lines, used_axes
     from autoshard.passes.pipelines import default_pipeline
 
     steps = default_pipeline().until(args.until).passes
@@ -123,11 +126,11 @@ def _diff_text(args: argparse.Namespace, plan: Plan, after: Compiled) -> str:
     if first == 0:
         return "the first pass has nothing before it to differ from"
     before = _compile(args, plan, steps[first - 1].name)
-    texts = []
+    texts, axes = [], used_axes(after.program)
     for (_, old), (name, new) in zip(
         _chosen(args, before.program), _chosen(args, after.program), strict=False
     ):
-        diffs = diff_blocks(function_lines(old), function_lines(new))
+        diffs = diff_blocks(function_lines(old, axes), function_lines(new, axes))
         texts.append(f"{name}\n{render(diffs)}")
     return "\n\n".join(texts)
 

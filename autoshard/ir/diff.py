@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 BLOCK = re.compile(r"^(.*?\.\d+)(?=\.|$)")
+NAME = re.compile(
+    r"[A-Za-z_][\w.]*'?(?:\[\d+\])?(?![\w(=\[])"
+)  # an operand: not an operator or option
+WORDS = ("True", "False", "None", "param", "buffer")
 CONTEXT = 1  # unchanged lines shown on each side of a change
 
 
@@ -31,14 +35,15 @@ def diff_blocks(
 ) -> tuple[BlockDiff, ...]:
     """Return the changed blocks of two prints, given as (module path, line) pairs.
 
-    Blocks whose change is the same but for their number are folded into the first one.
+    Blocks whose change is the same but for their number, and for what they read from outside,
+    are folded into the first one.
     """
     old, new = _by_block(before), _by_block(after)
     folded: dict[tuple[str, ...], list[BlockDiff]] = {}
     for block in dict.fromkeys((*old, *new)):
         lines = _diff(old.get(block, ()), new.get(block, ()))
         if lines:
-            key = tuple(line.replace(block, "*") for line in lines)
+            key = tuple(_anonymous(line, block) for line in lines)
             folded.setdefault(key, []).append(BlockDiff(block, lines))
     return tuple(
         BlockDiff(first.block, first.lines, tuple(d.block for d in rest))
@@ -49,6 +54,19 @@ def diff_blocks(
 def render(diffs: Iterable[BlockDiff]) -> str:
     """Return the diffs as text."""
     return "\n".join(_render_one(diff) for diff in diffs) or "no change"
+
+
+def _anonymous(line: str, block: str) -> str:
+    """Return a line with the block's own names relative to it and all other names left out."""
+    code = line.split("  # ", 1)[0]
+
+    def rename(match: re.Match[str]) -> str:
+        name = match.group()
+        if name.startswith(f"{block}."):
+            return f"*{name[len(block) :]}"
+        return name if name in WORDS else "_"
+
+    return NAME.sub(rename, code)
 
 
 def _render_one(diff: BlockDiff) -> str:
@@ -77,6 +95,23 @@ def _diff(old: Iterable[str], new: Iterable[str]) -> tuple[str, ...]:
             if tag == "equal":
                 found += [f"  {line}" for line in old[i1:i2]]
                 continue
-            found += [f"- {line}" for line in old[i1:i2]]
-            found += [f"+ {line}" for line in new[j1:j2]]
+            found += _side_by_side(old[i1:i2], new[j1:j2])
     return tuple(found)
+
+
+def _side_by_side(old: list[str], new: list[str]) -> list[str]:
+    """Return removed and added lines so that both lines of one value stand together."""
+    places = {_value(line): index for index, line in enumerate(old)}
+    found, shown = [], 0
+    for line in new:
+        place = places.get(_value(line), -1)
+        if place >= shown:
+            found += [f"- {gone}" for gone in old[shown : place + 1]]
+            shown = place + 1
+        found.append(f"+ {line}")
+    return found + [f"- {gone}" for gone in old[shown:]]
+
+
+def _value(line: str) -> str:
+    """Return the name of the value that a line defines."""
+    return line.split(":", 1)[0]

@@ -44,19 +44,23 @@ _LOW_LEVEL = (FLAT, FLAT_GRAD, GRAD, SAVED, TANGENT)
 def print_program(program: Program, *, fold: bool = True) -> str:
     """Return all current graphs of ``program`` and its schedule as text; see print_function."""
     parts = [f"mesh {program.mesh}"]
-    parts += [f"{name}\n{print_function(f, fold=fold)}" for name, f in program.functions()]
+    axes = used_axes(program)
+    for name, function in program.functions():
+        parts.append(f"{name}\n{print_function(function, fold=fold, axes=axes)}")
     if program.schedule is not None:
         parts.append(f"schedule\n{program.schedule}")
     return "\n\n".join(parts)
 
 
-def print_function(function: GraphFunction, *, fold: bool = True) -> str:
-    """Return one graph as text, a line a node.
+def print_function(
+    function: GraphFunction, *, fold: bool = True, axes: frozenset[str] | None = None
+) -> str:
+    """Return one graph as text, a line a node; placements over ``axes`` (all when None).
 
     With ``fold`` equal blocks are printed once, and a graph that is past the forward level prints
     as a skeleton: our own operators and what reads parameters, the rest counted.
     """
-    lines = _Namer(function).lines()
+    lines = _Namer(function, axes).lines()
     if not fold:
         return "\n".join(line.text for line in lines)
     if any(port.kind in _LOW_LEVEL for port in (*function.inputs, *function.outputs)):
@@ -64,9 +68,16 @@ def print_function(function: GraphFunction, *, fold: bool = True) -> str:
     return "\n".join(fold_blocks(lines))
 
 
-def function_lines(function: GraphFunction) -> tuple[tuple[str, str], ...]:
+def function_lines(
+    function: GraphFunction, axes: frozenset[str] | None = None
+) -> tuple[tuple[str, str], ...]:
     """Return the unfolded print as (module path, line) pairs."""
-    return tuple((line.path, line.text) for line in _Namer(function).lines())
+    return tuple((line.path, line.text) for line in _Namer(function, axes).lines())
+
+
+def used_axes(program: Program) -> frozenset[str]:
+    """Return the mesh axes that have more than one rank: the others say nothing."""
+    return frozenset(axis.name for axis in program.mesh.axes if axis.size > 1)
 
 
 def type_text(value: object) -> str:
@@ -94,8 +105,8 @@ def dtype_text(dtype: torch.dtype) -> str:
 class _Namer:
     """Names the values of one graph, and renders its lines."""
 
-    def __init__(self, function: GraphFunction) -> None:
-        self.function = function
+    def __init__(self, function: GraphFunction, axes: frozenset[str] | None = None) -> None:
+        self.function, self.axes = function, axes
         self.names: dict[Node, str] = {}
         self.held = {port.name for port in function.inputs if port.kind in (PARAM, FLAT)}
         for port, node in zip(function.inputs, function.placeholders, strict=True):
@@ -138,8 +149,9 @@ class _Namer:
         given = ", ".join(self._arguments(node))
         text = f"{self.names[node]}: {self._type(node)} = {op_text(node)}({given})"
         text += "".join(f"  <== {t.axis} {show_bytes(t.nbytes)}" for t in _collectives(node))
-        if record.source:
-            text += f"  # {place_of(record.source)}"
+        places = [place_of(record.source)] if record.source else []
+        places += [f"plan:{record.span.line}"] if record.span else []
+        text += f"  # {' '.join(places)}" if places else ""
         reads = tuple(self.names[n] for n in node.all_input_nodes)
         is_kept = spec(node.target) is not None or any(
             n.op == "placeholder" and self.names[n] in self.held for n in node.all_input_nodes
@@ -153,7 +165,11 @@ class _Namer:
 
     def _type(self, node: Node) -> str:
         placements = info(node).placements
-        shown = [f"{p}@{a}" for a, p in placements.items() if not isinstance(p, Replicate)]
+        shown = [
+            f"{placement}@{axis}"
+            for axis, placement in placements.items()
+            if not isinstance(placement, Replicate) and (self.axes is None or axis in self.axes)
+        ]
         return " ".join([type_text(node.meta.get("val")), *shown])
 
     def _arguments(self, node: Node) -> list[str]:
