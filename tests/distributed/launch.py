@@ -18,6 +18,10 @@ class Launched:
     output: str
     ranks: dict[int, dict]
 
+    def require_success(self):
+        """Fail with what the ranks printed; the launcher's own words come last."""
+        assert self.returncode == 0, self.output[:6000]
+
 
 def torchrun(tmp_path, world, script, *args, timeout=150):
     """Run ``script`` under torchrun and return its result; a hang fails the test."""

@@ -42,13 +42,13 @@ SAID = {
 
 def test_four_ranks_compute_bit_for_bit_what_lock_step_does(tmp_path):
     job = torchrun(tmp_path, 4, HERE / "toy_worker.py")
-    assert job.returncode == 0, job.output[-3000:]
+    job.require_success()
     assert sorted(job.ranks) == [0, 1, 2, 3]
 
 
 def test_ranks_that_disagree_all_stop_with_a_message_that_names_them(tmp_path):
     job = torchrun(tmp_path, 2, HERE / "engine_worker.py")
-    assert job.returncode == 0, job.output[-3000:]
+    job.require_success()
     for scenario, wanted in SAID.items():
         for rank, text in enumerate(wanted):
             assert text in job.ranks[rank][scenario]

@@ -1,0 +1,70 @@
+"""Train tiny models on real ranks and leave the losses and the trained model for the test."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import autoshard
+from autoshard.testing.models import VOCAB, tiny_gpt, tiny_hf, token_batch
+from autoshard.testing.plans import Layout, plan_text
+from tests.distributed.launch import say
+
+LENGTH, LAYERS, MAX_NORM = 8, 2, 0.5
+
+
+def adamw(parameters):
+    """Return the optimizer of both sides; its epsilon keeps truly zero gradients from drifting."""
+    return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-6)
+
+
+def build(family, samples):
+    """Return a model with fixed first values, a batch and a loss."""
+    torch.manual_seed(7)
+    if family == "tiny_gpt":
+        return tiny_gpt(layers=LAYERS, batch=samples, length=LENGTH)
+    return tiny_hf(family, layers=LAYERS, batch=samples, length=LENGTH)
+
+
+def batches(example, steps, samples):
+    """Yield global batches; how many labels are ignored differs from step to step."""
+    for step in range(steps):
+        made = token_batch(samples, LENGTH, VOCAB, seed=100 + step)
+        made["labels"][step % samples, 1:] = -100
+        yield {name: made.get(name, value) for name, value in example.items()}
+
+
+def train(family, layout, steps):
+    """Return losses, norms and the state dict after training by the layout's plan."""
+    model, example, loss = build(family, layout.samples)
+    plan = plan_text(family, layout)
+    share = {name: value.chunk(layout.dp)[0] for name, value in example.items()}
+    engine = autoshard.parallelize(model, plan, example=share, loss=loss)
+    optimizer = adamw(engine.parameters())
+    losses, norms = [], []
+    for batch in batches(example, steps, layout.samples):
+        local = {n: v.chunk(engine.dp_size)[engine.dp_rank] for n, v in batch.items()}
+        losses.append(engine.forward_backward(local).item())
+        norms.append(engine.clip_grad_norm_(MAX_NORM).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    final = engine.evaluate(local).item()
+    return losses, norms, final, engine.full_state_dict()
+
+
+def main():
+    torch.set_num_threads(1)
+    out, steps = Path(os.environ["OUT"]), int(sys.argv[1])
+    for family, fields in json.loads(sys.argv[2]):
+        layout = Layout(**fields)
+        losses, norms, final, state = train(family, layout, steps)
+        name = f"{family} {layout}"
+        say(**{name: {"losses": losses, "norms": norms, "final": final}})
+        if state:
+            torch.save(state, out / f"{name}.pt")
+
+
+if __name__ == "__main__":
+    main()
