@@ -43,6 +43,7 @@ __all__ = (
     "fake_like",
     "graph_under_trace",
     "has_autograd",
+    "is_composite",
     "make_fx",
     "reduce_scatter_into",
     "watch_lost_gradients",
@@ -152,6 +153,12 @@ def _is_users_region(frame: FrameType) -> bool:
     decorated = frame.f_locals.get("func") if "_contextlib" in frame.f_code.co_filename else None
     code = getattr(decorated, "__code__", frame.f_code)
     return not _is_torch(code.co_filename)
+
+
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Tell whether ``op`` is made of others, below autograd's sight."""
+    key = "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
 class _DataAsDetach(TorchFunctionMode):

@@ -29,6 +29,7 @@ from autoshard.ir.compare import compare_with_eager
 from autoshard.ir.custom_functions import CustomFunctions
 from autoshard.ir.dropout_sites import replace_dropout
 from autoshard.ir.export_graph import MODEL, convert, module_path
+from autoshard.ir.export_spelling import is_functional
 from autoshard.ir.fake_model import faked, mode_of, param_table
 from autoshard.ir.grad_regions import inline_grad_regions
 from autoshard.ir.program import Program
@@ -143,6 +144,8 @@ def _export(
             exported = export_functional(whole, values)
         functions.check()
         inline_grad_regions(exported.graph_module)
-        return decompose(exported), found
+        if not is_functional(exported.graph):
+            exported = decompose(exported)
+        return exported, found
     except Exception as error:
         raise explain(error, model) from error

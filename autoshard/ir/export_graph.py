@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from autoshard.compat import ExportedProgram, FakeTensorMode
 from autoshard.diagnostics import CaptureError
+from autoshard.ir.export_spelling import ERASED, respell
 from autoshard.ir.graph_function import (
     BATCH,
     BUFFER,
@@ -28,21 +29,6 @@ from autoshard.ir.user_line import user_line
 
 MODEL = "model"  # the model's name inside the wrapper that is exported
 aten = torch.ops.aten
-
-# Nodes that only say what is already known.
-ERASED = (aten._assert_tensor_metadata.default, aten._assert_scalar.default)
-# Nodes that give their first argument: in a functional graph nobody can tell the copy apart.
-IDENTITY = (
-    aten.alias.default,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.lift_fresh_copy.default,
-    aten.lift_fresh.default,
-    aten.lift.default,
-    aten.detach_.default,
-)
-# One spelling: reshape works whatever the strides, so dropping a copy before it is safe.
-RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 @dataclass
@@ -158,21 +144,17 @@ def _home(port: Port) -> str:
 
 
 def _add_call(build: _Builder, node: Node) -> None:
-    """Copy one call, or map it to its argument where it says nothing."""
+    """Copy one call in our spelling, or map it to its argument where it says nothing."""
     if node.target in ERASED:
         return
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: build.nodes[n])
-    inputs = [build.nodes[n] for n in node.all_input_nodes]
-    grad = any(n in build.needs_grad for n in inputs)
+    grad = any(build.nodes[n] in build.needs_grad for n in node.all_input_nodes)
     is_detach = node.target is aten.detach.default
-    if node.target in IDENTITY or (is_detach and not grad):
-        build.nodes[node] = args[0]
+    spelled = args[0] if is_detach and not grad else respell(node, args, kwargs)
+    if isinstance(spelled, Node):
+        build.nodes[node] = spelled
         return
-    target = node.target
-    if target in RESHAPES:
-        target, args = aten.reshape.default, (args[0], list(node.meta["val"].shape))
-    made = build.graph.call_function(target, args, kwargs)
-    build.nodes[node] = made
+    made = build.nodes[node] = build.graph.call_function(*spelled)
     if grad and not is_detach and _is_float(node):
         build.needs_grad.add(made)
     set_info(made, _origin(node))

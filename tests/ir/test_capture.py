@@ -10,6 +10,7 @@ from autoshard.ir.capture import capture
 from autoshard.ir.evaluate import model_tensors, run_reference
 from autoshard.ir.graph_function import BATCH, BUFFER, LOSS, OUTPUT, PARAM, RNG, GraphFunction
 from autoshard.ir.node_info import info
+from autoshard.ir.printer import print_function
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
 from autoshard.ops.dropout import DropoutArgs, dropout
@@ -218,7 +219,7 @@ def test_a_frozen_parameter_is_an_input_without_gradient() -> None:
 def test_dropout_sites_do_not_depend_on_the_mesh() -> None:
     model, batch, loss = tiny_gpt(dropout=0.1)
     sites = []
-    for mesh in (Mesh.of(tp=2), Mesh.of(pp=2, dp=2)):
+    for mesh in (MESH, Mesh.of(pp=2, dp=2)):
         function = capture(model, batch, loss, mesh=mesh, compare=False).forward
         nodes = calls(function, dropout)
         sites.append([(DropoutArgs(*n.args).site, info(n).path) for n in nodes])
@@ -245,3 +246,15 @@ def test_attention_with_dropout_is_spelled_out_around_it(mask: str) -> None:
 def test_leaves_of_one_sample_are_split_when_all_are() -> None:
     leaves = batch_leaves({"a": torch.zeros(1, 3), "b": torch.zeros(1), "c": torch.zeros(())})
     assert [leaf.is_split for leaf in leaf_specs(leaves)] == [True, True, False]
+
+
+def test_skipping_torchs_own_functionalization_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch, loss = tiny_hf("llama", layers=1)
+    texts = []
+    for known in (True, False):
+        monkeypatch.setattr("autoshard.ir.capture.is_functional", lambda graph, known=known: known)
+        program = capture(model, batch, loss, mesh=MESH, compare=False)
+        texts.append(print_function(program.forward, fold=False))
+    assert texts[0] == texts[1]
