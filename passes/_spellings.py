@@ -5,6 +5,7 @@ Used by the pass `canonicalize` alone. A rule's new nodes stand right before the
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import torch
@@ -91,6 +92,20 @@ def _split(rewriter: Rewriter, node: Node) -> Node | None:
     if node.target is aten.split_with_sizes.default and node.args == wanted:
         return None
     return rewriter.call(aten.split_with_sizes.default, *wanted, like=node)
+
+
+def _item(rewriter: Rewriter, node: Node) -> Node | None:
+    """Take a part of broadcast_tensors as what it is: an input, expanded where it is smaller.
+
+    torch's regression losses (mse_loss, l1_loss, huber_loss) call it whatever the shapes.
+    """
+    source, index = node.args
+    if source.target is not aten.broadcast_tensors.default:
+        return None
+    part, shape = source.args[0][index], list(val(node).shape)
+    if list(val(part).shape) == shape:
+        return part
+    return rewriter.call(aten.expand.default, part, shape, like=node)
 
 
 def _squeeze(rewriter: Rewriter, node: Node) -> Node | None:
@@ -217,6 +232,7 @@ def _put_between(
 
 
 RULES: dict[object, Rule] = {
+    operator.getitem: _item,
     aten._to_copy.default: _cast,
     aten.to.dtype: _cast,
     aten.reshape.default: _reshape,
