@@ -199,6 +199,7 @@ class Checker:
             return Diagnostic("AS401", message, rule.span, self._shape(target), (help,))
         side = "inputs" if rule.style.name == "rowwise" else "outputs"
         fits = ", ".join(str(d) for d in divisors(width) if d > 1)
+        whole = f"tp must divide {width}: {fits}" if fits else "leave it whole"
         options = show_style(BLOCK["tensor"], _padded(rule.style))
         padded = -(-width // tp) * tp
         return Diagnostic(
@@ -206,7 +207,7 @@ class Checker:
             f"{width} {side} can't be split over tp = {tp}",
             rule.span,
             self._shape(target),
-            (f"tp must divide {width}: {fits}", f"or `{options}` pads them to {padded}"),
+            (whole, f"or `{options}` pads them to {padded}"),
         )
 
     def _shape(self, target: Target) -> str:

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
+from autoshard.diagnostics import PassError
 from autoshard.ir.graph_function import ACCUMULATED, FLAT, GraphFunction
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
@@ -50,6 +51,12 @@ class SplitCollectives(Pass):
 
     def run(self, program: Program, ctx: PassContext) -> None:
         """Split the bucket collectives of every phase graph."""
+        if self.reductions_in_flight < 1:
+            raise PassError(
+                f"option 'reductions_in_flight' of '{self.name}' can't be "
+                f"{self.reductions_in_flight}",
+                help="at least 1: a reduction that is under way when it is waited for",
+            )
         for stage in program.stages:
             for phase, function in stage.phases.items():
                 _split(function)

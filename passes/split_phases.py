@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
+from autoshard.diagnostics import PassError
 from autoshard.dsl.resolve import Resolved
 from autoshard.ir.aliases import cheap_base, is_cheap
 from autoshard.ir.extract import ancestors, extract
@@ -25,6 +26,7 @@ from autoshard.ir.node_info import info
 from autoshard.ir.program import Level, Program
 from autoshard.passes._schedules import compute_schedule
 from autoshard.schedule import Kind
+from autoshard.units import show_bytes
 
 Ported = tuple[Port, Node]
 
@@ -64,6 +66,11 @@ class SplitPhases(Pass):
             ctx.note(f"stage {stage.index}", split.summary())
 
     def _apart(self, resolved: Resolved) -> bool:
+        if self.weights not in ("auto", "apart", "together"):
+            raise PassError(
+                f"option 'weights' of '{self.name}' can't be '{self.weights}'",
+                help="one of: auto, apart, together",
+            )
         if self.weights != "auto":
             return self.weights == "apart"
         rows = compute_schedule(resolved).ranks
@@ -113,7 +120,8 @@ class _Split:
         """Return how much is kept, for a remark."""
         values = [node.meta["val"] for _, node in self._from_f]
         nbytes = sum(value.numel() * value.element_size() for value in values)
-        return f"forward keeps {len(values)} values, {nbytes} bytes, per microbatch"
+        kept = "1 value" if len(values) == 1 else f"{len(values)} values"
+        return f"forward keeps {kept}, {show_bytes(nbytes)}, per microbatch"
 
     def _uses(self, body: set[Node], outputs: list[Ported]) -> list[Node]:
         """Return what a phase reads that it doesn't compute, in order."""

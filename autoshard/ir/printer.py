@@ -90,7 +90,7 @@ def type_text(value: object) -> str:
         return f"{dtype_text(value.dtype)}{list(value.shape)}"
     if isinstance(value, list | tuple):
         return f"({', '.join(map(type_text, value))})"
-    return type(value).__name__
+    return "none" if value is None else type(value).__name__
 
 
 def dtype_text(dtype: torch.dtype) -> str:
