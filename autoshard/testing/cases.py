@@ -14,8 +14,10 @@
     ...
 
 ``model`` calls a builder of ``autoshard.testing.models``. ``show`` names a graph of the program
-("forward", "stage0.F", "schedule"); ``paths`` (optional) keeps only lines under module paths that
-match a glob. An error case has ``--- error`` instead, with the whole message.
+("forward", "stage0.F"), "params" or "schedule". ``paths`` (optional) keeps only lines whose name
+matches one of its globs. ``passes`` (optional) spells another pipeline than the default one:
+``canonicalize > fuse-add-layer-norm``. An error case has ``--- error`` instead of the rest, with
+the whole message.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from autoshard.compiler.pipeline import Pipeline
 from autoshard.diagnostics import AutoshardError
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
-from autoshard.ir.printer import print_function
+from autoshard.ir.params import Flat, ParamSpec
+from autoshard.ir.printer import dtype_text, print_function
+from autoshard.ir.program import Program
 from autoshard.source import Source
 from autoshard.testing import models
 
@@ -72,12 +77,12 @@ def _compile(case: Case) -> dict[str, str]:
     plan = load(Source("case.plan", case.sections["plan"] + "\n")).require()
     until = case.header.get("until")
     world = int(case.header["world"]) if "world" in case.header else None
-    compiled = compile_plan(model, plan, batch, loss, world_size=world, until=until)
-    shown = case.header.get("show", "forward")
-    if shown == "schedule":
-        text = str(compiled.program.schedule)
-    else:
-        text = print_function(dict(compiled.program.functions())[shown])
+    spelled = case.header.get("passes")
+    pipeline = Pipeline.parse(spelled.replace(" > ", "\n")) if spelled else None
+    compiled = compile_plan(
+        model, plan, batch, loss, world_size=world, until=until, pipeline=pipeline
+    )
+    text = _shown(compiled.program, case.header.get("show", "forward"))
     remarks = [r for r in compiled.remarks if r.pass_name == until or until is None]
     sections = {"print": _under(text, case.header.get("paths"))}
     if remarks:
@@ -88,15 +93,45 @@ def _compile(case: Case) -> dict[str, str]:
 def build_model(text: str) -> tuple:
     """Return (model, batch, loss) of a call of a builder of ``autoshard.testing.models``.
 
-    Only names of builders and literal keyword arguments are read; nothing is evaluated.
+    Only names of builders and literal arguments are read; nothing is evaluated.
     """
     call = ast.parse(text, mode="eval").body
+    args = [ast.literal_eval(value) for value in call.args]
     keywords = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-    return getattr(models, call.func.id)(**keywords)
+    return getattr(models, call.func.id)(*args, **keywords)
 
 
-def _under(text: str, glob: str | None) -> str:
-    if glob is None:
+def _shown(program: Program, name: str) -> str:
+    """Return what a case shows of a program, as text."""
+    if name == "schedule":
+        return str(program.schedule)
+    if name == "params":
+        return "\n".join(map(_param_text, program.params))
+    return print_function(dict(program.functions())[name])
+
+
+def _param_text(spec: ParamSpec) -> str:
+    """Return one line about a parameter: names, type, placements, stages and place in storage."""
+    shape = f"{dtype_text(spec.dtype)}{list(spec.shape)}"
+    if spec.padded:
+        shape += f" padded to {list(spec.padded)}"
+    placed = "".join(f" {placement}@{axis}" for axis, placement in spec.placements.items())
+    parts = [f"{' = '.join((spec.fqn, *spec.aliases))}: {shape}{placed}"]
+    if spec.homes:
+        parts.append(f"stage {' and '.join(map(str, spec.homes))}")
+    if spec.storage.bucket:
+        parts.append(f"in {spec.storage.bucket} at {spec.storage.offset}")
+    if isinstance(spec.storage, Flat):
+        parts.append(f"cut over {spec.storage.axis}")
+    return ", ".join(parts)
+
+
+def _under(text: str, globs: str | None) -> str:
+    if globs is None:
         return text
-    lines = [line for line in text.splitlines() if fnmatchcase(line.split(":", 1)[0].strip(), glob)]
-    return "\n".join(lines)
+    wanted = [glob.strip() for glob in globs.split(",")]
+    return "\n".join(
+        line
+        for line in text.splitlines()
+        if any(fnmatchcase(line.split(":", 1)[0].strip(), glob) for glob in wanted)
+    )

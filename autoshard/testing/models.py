@@ -228,3 +228,75 @@ def _hf_settings(
         },
     }
     return table[kind]
+
+
+class TinyMLP(nn.Module):
+    """Two linear layers: the smallest model that can be split, cut and sharded."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.act = nn.GELU()
+        self.down = nn.Linear(hidden, width)
+        self.skip = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each row of x (B, D)."""
+        return self.skip(self.down(self.act(self.up(x))))
+
+
+class TinyGated(TinyMLP):
+    """A gated MLP whose first layer packs gate and value, and a learned table."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(width, 2 * hidden)
+        self.down = nn.Linear(hidden, width)
+        self.table = nn.Parameter(torch.zeros(2, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each row of x (B, D)."""
+        gate, value = self.up(x + self.table.sum(0)).chunk(2, -1)
+        return self.down(self.act(gate) * value)
+
+
+class TinyHeads(TinyMLP):
+    """An MLP whose hidden features are three groups, each normalised by a softmax."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each row of x (B, D)."""
+        return self.down(self.up(x).unflatten(-1, (3, -1)).softmax(-1).flatten(-2))
+
+
+def square_loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Return the mean squared error against ``batch["y"]``."""
+    return F.mse_loss(output, batch["y"])
+
+
+def contrast_loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Return a loss that compares the samples of a batch with each other."""
+    return F.cross_entropy(output @ batch["y"].T, torch.arange(len(output)))
+
+
+def detached_loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Return a loss that has lost its way back to the parameters."""
+    return F.mse_loss(output.detach(), batch["y"])
+
+
+MLPS = {"plain": TinyMLP, "gated": TinyGated, "heads": TinyHeads}
+LOSSES = {"square": square_loss, "contrast": contrast_loss, "detached": detached_loss}
+
+
+def tiny_mlp(
+    kind: str = "plain",
+    *,
+    width: int = 8,
+    hidden: int = 16,
+    batch: int = 4,
+    loss: str = "square",
+    seed: int = 0,
+) -> Built:
+    """Return one of ``MLPS``, a batch of rows and one of ``LOSSES``."""
+    torch.manual_seed(seed)
+    model = MLPS[kind](width, hidden)
+    rows = {name: torch.randn(batch, width) for name in ("x", "y")}
+    return model, rows, LOSSES[loss]
