@@ -14,7 +14,7 @@ from autoshard.dsl.load import load, load_file
 from autoshard.dsl.printer import to_text
 from autoshard.dsl.resolve import resolve
 from autoshard.frontend import compile_plan
-from autoshard.ir.batch import batch_leaves
+from autoshard.ir.batch import batch_leaves, rebuild
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.plan import Plan
@@ -31,6 +31,7 @@ from autoshard.source import Source
 from autoshard.testing.lockstep import StepRecord, run_lockstep
 
 Loss = Callable[[object, object], torch.Tensor]
+Leaves = Mapping[str, torch.Tensor]
 
 
 def parallelize(
@@ -94,19 +95,22 @@ def lockstep(
     *,
     loss: Loss | None = None,
     max_norm: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[StepRecord, ...]:
     """Train ``model`` by ``plan`` on virtual ranks in this process; return what each step computed.
 
-    ``batches[step]`` is the global batch, cut over data parallel ranks on dim 0. Nothing is
-    launched; the model is left as it is.
+    ``batches[step]`` is the global batch, cut over data parallel ranks on dim 0. ``dtype`` promotes
+    the captured model, to float64 for exact comparisons. AdamW steps follow the gradients; nothing
+    is launched, and the model itself is left as it is.
     """
     source = read_plan(plan)
-    resolved = resolve(source, describe(model))
-    count = resolved.mesh.size("dp")
-    cut = [[_share(batch_leaves(batch), d, count) for d in range(count)] for batch in batches]
-    compiled = compile_plan(model, source, cut[0][0] if cut else {}, loss, executable=True)
-    tensors = model_tensors(model)
+    count = resolve(source, describe(model)).mesh.size("dp")
+    shares = [[_share(batch_leaves(b), d, count) for d in range(count)] for b in batches]
+    example = rebuild(batches[0], shares[0][0])
+    compiled = compile_plan(model, source, example, loss, dtype=dtype, executable=True)
+    tensors = _promoted(model_tensors(model), dtype)
     values = {s.fqn: tensors[s.fqn] for s in compiled.program.params if s.fqn in tensors}
+    cut = [[_promoted(leaves, dtype) for leaves in step] for step in shares]
     return run_lockstep(compiled.program, values, cut, max_norm=max_norm)
 
 
@@ -119,12 +123,19 @@ def read_plan(plan: str | Path | Plan) -> Plan:
     return load_file(plan).require()
 
 
-def _share(leaves: Mapping[str, torch.Tensor], index: int, count: int) -> dict[str, torch.Tensor]:
-    shared = {}
-    for name, value in leaves.items():
-        is_cut = value.dim() > 0 and value.shape[0] > 1
-        shared[name] = value.chunk(count)[index] if is_cut else value
-    return shared
+def _share(leaves: Leaves, index: int, count: int) -> dict[str, torch.Tensor]:
+    """Return the local batch of one data parallel rank: a contiguous share of dim 0."""
+    return {
+        name: value.chunk(count)[index] if value.dim() and value.shape[0] > 1 else value
+        for name, value in leaves.items()
+    }
+
+
+def _promoted(values: Leaves, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    return {
+        name: value.to(dtype) if dtype is not None and value.is_floating_point() else value
+        for name, value in values.items()
+    }
 
 
 def _show(program: Program, until: str, stage: int) -> GraphModule:

@@ -45,18 +45,18 @@ class ProcessGroups:
         ``subsets`` are the coordinates along "pp" that reduce tied parameters among themselves.
         """
         self.mesh, self.rank, self.device, self.clock = mesh, rank, device, Clock()
-        make = GlooAxis if device.type == "cpu" else NcclAxis
+        make, backend = (GlooAxis, "gloo") if device.type == "cpu" else (NcclAxis, "nccl")
         self._axes: dict[str, AxisGroup] = {}
         for axis in (*mesh.names, *UNIONS):
             if mesh.size(axis) > 1 and axis not in self._axes:
-                group = _axis_group(mesh.groups(axis), rank, timeout)
+                group = _axis_group(mesh.groups(axis), rank, backend, timeout)
                 self._axes[axis] = make(axis, group, mesh.index(rank, axis), self.clock)
         # Messages have a group of their own: their order is the schedule's, not the collectives'.
         self._messages = None
         if mesh.size("pp") > 1:
-            group = _axis_group(mesh.groups("pp"), rank, timeout)
+            group = _axis_group(mesh.groups("pp"), rank, backend, timeout)
             self._messages = make("pp", group, mesh.index(rank, "pp"), self.clock)
-            self._add_subsets(subsets, timeout)
+            self._add_subsets(subsets, backend, timeout)
 
     def index(self, axis: str) -> int:
         """Return this rank's coordinate along ``axis``."""
@@ -97,33 +97,35 @@ class ProcessGroups:
         assert self._messages is not None, "messages need a pipeline axis of several ranks"
         return self._messages.transfer(transfers)
 
-    def _add_subsets(self, subsets: Sequence[tuple[int, ...]], timeout: timedelta | None) -> None:
+    def _add_subsets(
+        self, subsets: Sequence[tuple[int, ...]], backend: str, timeout: timedelta | None
+    ) -> None:
         """Let the axis know groups of some of its members (all ranks make all groups)."""
         for members in sorted(set(subsets)):
             if not 1 < len(members) < self.size("pp"):
                 continue
             parts = tuple(tuple(g[i] for i in members) for g in self.mesh.groups("pp"))
-            group = _own_group(parts, self.rank, timeout)
+            group = _own_group(parts, self.rank, backend, timeout)
             if group is not None:
                 self._axes["pp"].add_subset(members, group)
 
 
 def _axis_group(
-    groups: Sequence[tuple[int, ...]], rank: int, timeout: timedelta | None
+    groups: Sequence[tuple[int, ...]], rank: int, backend: str, timeout: timedelta | None
 ) -> dist.ProcessGroup:
     """Return this rank's group of an axis, whose groups hold every rank once."""
-    own = _own_group(groups, rank, timeout)
+    own = _own_group(groups, rank, backend, timeout)
     assert own is not None, groups
     return own
 
 
 def _own_group(
-    groups: Sequence[tuple[int, ...]], rank: int, timeout: timedelta | None
+    groups: Sequence[tuple[int, ...]], rank: int, backend: str, timeout: timedelta | None
 ) -> dist.ProcessGroup | None:
     """Make all groups (every rank must take part) and return the one that holds ``rank``."""
     own = None
     for ranks in groups:
-        made = dist.new_group(list(ranks), timeout=timeout)
+        made = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if rank in ranks:
             own = made
     return own

@@ -82,8 +82,8 @@ def connect(device: torch.device) -> Control:
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == 1:
         return Control()
-    has_gloo = "gloo" in str(dist.get_backend())
-    group = dist.group.WORLD if has_gloo else dist.new_group(backend="gloo")
+    is_gloo = dist.get_backend() == "gloo"
+    group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
     return Control(rank, world, group)
 
 

@@ -33,7 +33,7 @@ def batches(example, steps, samples):
     for step in range(steps):
         made = token_batch(samples, LENGTH, VOCAB, seed=100 + step)
         made["labels"][step % samples, 1:] = -100
-        yield {name: made.get(name, value) for name, value in example.items()}
+        yield {name: made["labels" if name == "labels" else "ids"] for name in example}
 
 
 def train(family, layout, steps):
