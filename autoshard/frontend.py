@@ -45,27 +45,32 @@ def compile_plan(
     executable: bool = False,
     observe: Observer | None = None,
     check: bool = True,
+    captured: Program | None = None,
 ) -> Compiled:
     """Compile ``model`` for ``plan``; nothing is run and no process group is touched.
 
     ``batch`` holds one micro-batch, or the whole local batch of a data-parallel rank. ``until``
     names the pass or group to stop after, ``dtype`` promotes the captured graph (float64 for
     exact comparison), ``compare`` checks the capture against the eager model, ``executable``
-    refuses settings that can't run yet. Raises an AutoshardError that names place and remedy.
+    refuses settings that can't run yet. ``captured`` is an earlier capture of the same model and
+    shapes to start from; it is copied. Raises an AutoshardError that names place and remedy.
     """
     resolved = resolve(plan, describe(model), world_size)
     if executable:
         resolved.require_executable()
     microbatch = first_microbatch(batch, resolved)
-    captured = capture(
-        model, microbatch, loss, mesh=resolved.mesh, training=training, compare=compare
-    )
+    if captured is None:
+        program = capture(
+            model, microbatch, loss, mesh=resolved.mesh, training=training, compare=compare
+        )
+    else:
+        program = captured.fork(resolved.mesh)
     if dtype is not None:
-        captured = promote(captured, dtype)
-    captured.num_microbatches = resolved.num_microbatches
+        program = promote(program, dtype)
+    program.num_microbatches = resolved.num_microbatches
     remarks: list[Remark] = []
     program = compile_program(
-        captured,
+        program,
         resolved,
         pipeline or default_pipeline(),
         until=until,

@@ -9,13 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.diagnostics import AutoshardError
-from autoshard.frontend import compile_plan, global_batch
+from autoshard.dsl.resolve import resolve
+from autoshard.frontend import compile_plan, first_microbatch, global_batch
+from autoshard.ir.capture import capture
+from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.plan import Plan
 from autoshard.proof.order import prove_program
 from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Row, Status, Verdict
-from autoshard.testing.equivalence import TOLERANCE, Comparison, compare_compiled
+from autoshard.testing.equivalence import (
+    TOLERANCE,
+    Comparison,
+    compare_compiled,
+    reference_run,
+)
 
 SHOWN = 8  # findings of one row that are printed
 
@@ -36,15 +44,23 @@ def verify(
     ``mutate`` may break each compiled program first. Raises an
     AutoshardError only where the plan does not compile.
     """
-    compiled = compile_plan(model, plan, batch, loss, compare=True, executable=True)
+    resolved = resolve(plan, describe(model))
+    resolved.require_executable()
+    captured = capture(
+        model, first_microbatch(batch, resolved), loss, mesh=resolved.mesh, compare=True
+    )
+    compiled = compile_plan(model, plan, batch, loss, captured=captured)
     if mutate is not None:
         mutate(compiled.program)
     rows = [Row("capture", Status.CHECKED, "loss and every gradient equal the eager model's")]
     rows.append(_timed(lambda: _types(compiled.program)))
     rows.append(_timed(lambda: _order(compiled.program)))
     if numbers:
-        batch = global_batch(batch, compiled.resolved)
-        rows.append(_timed(lambda: _numbers(model, plan, batch, loss, steps, mutate)))
+        doubled = compile_plan(model, plan, batch, loss, dtype=torch.float64, captured=captured)
+        if mutate is not None:
+            mutate(doubled.program)
+        whole = global_batch(batch, resolved)
+        rows.append(_timed(lambda: _numbers(model, doubled.program, whole, loss, steps)))
     return Verdict(tuple(rows))
 
 
@@ -69,23 +85,18 @@ def _order(program: Program) -> Row:
 
 def _numbers(
     model: nn.Module,
-    plan: Plan,
+    program: Program,
     batch: object,
     loss: Callable[..., Tensor] | None,
     steps: int,
-    mutate: Callable[[Program], object] | None,
 ) -> Row:
     """Run all ranks in lock step in float64 beside the captured model on one process."""
-    dtype = torch.float64
-    compiled = compile_plan(model, plan, batch, loss, dtype=dtype)
-    if mutate is not None:
-        mutate(compiled.program)
-    ranks = compiled.program.mesh.world_size
     try:
-        comparison = compare_compiled(compiled, model, batch, loss, steps, 1.0, dtype)
+        reference = reference_run(model, batch, loss, steps=steps)
+        comparison = compare_compiled(program, model, batch, reference)
     except AutoshardError as error:
         return Row("numbers", Status.WRONG, "lock step stopped", (str(error),))
-    return _judge(comparison, ranks, steps)
+    return _judge(comparison, program.mesh.world_size, steps)
 
 
 def _judge(comparison: Comparison, ranks: int, steps: int) -> Row:

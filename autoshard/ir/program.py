@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import torch
@@ -96,6 +96,22 @@ class Program:
             yield "forward", self.forward
         for stage in self.stages:
             yield from self._stage_functions(stage)
+
+    def fork(self, mesh: Mesh | None = None) -> Program:
+        """Return an independent copy of a program that is not yet cut, for another mesh if given.
+
+        One capture can so be compiled for many plans.
+        """
+        return replace(
+            self,
+            mesh=mesh or self.mesh,
+            params=self.params.clone(),
+            forward=None if self.forward is None else self.forward.clone(),
+            prelude=None if self.prelude is None else self.prelude.clone(),
+            stages=[],
+            holds=set(self.holds),
+            journal=list(self.journal),
+        )
 
     @staticmethod
     def _stage_functions(stage: Stage) -> Iterator[tuple[str, GraphFunction]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from autoshard.frontend import Compiled, compile_plan
+from autoshard.frontend import compile_plan
 from autoshard.ir.batch import batch_leaves
 from autoshard.ir.capture import capture
 from autoshard.ir.graph_function import BATCH
@@ -69,36 +69,45 @@ def compare_plan(
 
     ``mutate`` may break the compiled program first, to see that the comparison notices.
     """
-    compiled = compile_plan(model, plan, batch_share(batch, plan), loss, dtype=dtype)
+    compiled = compile_plan(model, plan, batch, loss, dtype=dtype)
     if mutate is not None:
         mutate(compiled.program)
-    return compare_compiled(compiled, model, batch, loss, steps, max_norm, dtype)
+    reference = reference_run(model, batch, loss, steps=steps, max_norm=max_norm, dtype=dtype)
+    return compare_compiled(compiled.program, model, batch, reference, max_norm, dtype)
 
 
-def batch_share(batch: object, plan: Plan) -> object:
-    """Return the first micro-batch of a global batch."""
-    size = plan.batch.micro_batch_size
-    return {k: v[:size] for k, v in batch.items()} if isinstance(batch, dict) else batch
+def reference_run(
+    model: nn.Module,
+    batch: object,
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    steps: int = 2,
+    max_norm: float | None = 1.0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[StepRecord, ...]:
+    """Train the captured model on the whole ``batch`` in one process and record each step."""
+    whole = promote(capture(model, batch, loss, mesh=Mesh(()), compare=False), dtype)
+    values = model_values(model, whole, dtype)
+    return train_reference(whole, values, _leaves(batch, dtype), steps, max_norm)
 
 
 def compare_compiled(
-    compiled: Compiled,
+    program: Program,
     model: nn.Module,
     batch: object,
-    loss: Callable[..., Tensor] | None,
-    steps: int,
-    max_norm: float | None,
-    dtype: torch.dtype,
+    reference: Sequence[StepRecord],
+    max_norm: float | None = 1.0,
+    dtype: torch.dtype = torch.float64,
 ) -> Comparison:
-    """Compare a compiled program with its model; see ``compare_plan``."""
-    program = compiled.program
-    whole = promote(capture(model, batch, loss, mesh=Mesh(()), compare=False), dtype)
+    """Run a compiled program in lock step and compare it with a reference run."""
     values = model_values(model, program, dtype)
-    leaves = {n: _promoted(v, dtype) for n, v in batch_leaves(batch).items()}
-    reference = train_reference(whole, values, leaves, steps, max_norm)
-    shares = split_over_dp(leaves, program.mesh.size("dp"))
-    ours = run_lockstep(program, values, [shares] * steps, max_norm=max_norm)
-    return Comparison(tuple(differences(ours, reference)), ours, reference)
+    shares = split_over_dp(_leaves(batch, dtype), program.mesh.size("dp"))
+    ours = run_lockstep(program, values, [shares] * len(reference), max_norm=max_norm)
+    return Comparison(tuple(differences(ours, reference)), ours, tuple(reference))
+
+
+def _leaves(batch: object, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: _promoted(value, dtype) for name, value in batch_leaves(batch).items()}
 
 
 def model_values(model: nn.Module, program: Program, dtype: torch.dtype) -> dict[str, Tensor]:
