@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from autoshard.dsl.codes_capture import CAPTURE_PAGES
 from autoshard.dsl.codes_fit import FIT_PAGES
 from autoshard.dsl.codes_text import TEXT_PAGES
 from autoshard.dsl.specs import Page
 
-PAGES: Mapping[str, Page] = {**TEXT_PAGES, **FIT_PAGES}
+PAGES: Mapping[str, Page] = {**TEXT_PAGES, **FIT_PAGES, **CAPTURE_PAGES}
 
 
 def page(code: str) -> str:

@@ -31,6 +31,7 @@ def batch_leaves(batch: object) -> Leaves:
         kind = type(batch).__name__
         raise BatchError(
             f"the batch holds no tensor: it is a `{kind}`",
+            code="AS710",
             help="a batch is a dict or a tuple of tensors",
         )
     return leaves
@@ -85,12 +86,17 @@ def compute(model: nn.Module, loss: Loss | None, batch: object) -> tuple[str, di
 def check_loss(value: object, giver: str) -> torch.Tensor:
     """Return ``value`` if it is a 0-d float tensor, else refuse it with its shape."""
     if not isinstance(value, torch.Tensor):
-        raise CaptureError(f"{giver} returned a `{type(value).__name__}`, need a 0-d tensor")
+        raise CaptureError(
+            f"{giver} returned a `{type(value).__name__}`, need a 0-d tensor",
+            code="AS708",
+            help="return the loss as a tensor of shape []",
+        )
     if value.dim() or not value.is_floating_point():
         dtype = str(value.dtype).removeprefix("torch.")
         raise CaptureError(
             f"{giver} returned a loss of shape {list(value.shape)} and type {dtype},"
             " need a 0-d float tensor",
+            code="AS708",
             help="reduce it, for example with .mean()",
         )
     return value
@@ -123,6 +129,7 @@ def _refuse_missing(
         raise CaptureError(
             f"{type(model).__name__}.forward needs {_quoted(missing)};"
             f" the batch has {_quoted(batch)}",
+            code="AS710",
             help="name the batch's keys as forward names its arguments, or give a tuple",
         )
 

@@ -61,7 +61,7 @@ def capture(
     if training and found.kind != "loss":
         raise CaptureError(
             f"{type(model).__name__} returned no loss, but {_described(found.names)}",
-            code="AS608",
+            code="AS708",
             help="give loss= (a function of output and batch), or let the model return its loss",
         )
     check_program(exported, tuple(leaves), module_path, training)

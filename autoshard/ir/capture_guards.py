@@ -58,6 +58,7 @@ def check_model(model: nn.Module, training: bool) -> None:
     if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
         raise CaptureError(
             "capture runs inside an autocast region",
+            code="AS703",
             help="leave the region; precision is a block of the plan: precision { compute = bf16 }",
         )
 
@@ -84,7 +85,7 @@ def explain(error: Exception, model: nn.Module) -> AutoshardError:
     if isinstance(error, DATA_DEPENDENT):
         return CaptureError(
             f"what the model does depends on the values of a tensor{where}",
-            code="AS601",
+            code="AS701",
             span=span_of(line),
             label="decided here",
             help="choose with torch.where instead of if, and no .item(), int() or nonzero():"
@@ -93,13 +94,13 @@ def explain(error: Exception, model: nn.Module) -> AutoshardError:
     if isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
         return CaptureError(
             f"an operator without a fake implementation{where}: {_first_line(error)}",
-            code="AS605",
+            code="AS705",
             span=span_of(line),
             help="register one with torch.library.register_fake",
         )
     return CaptureError(
         f"the model fails on fake tensors{where}: {type(error).__name__}: {_first_line(error)}",
-        code="AS600",
+        code="AS700",
         span=span_of(line),
         help="run it once on a real batch as loss(model(...), batch); what works there but reads a"
         " tensor's numbers (numpy, tolist, data_ptr) can't be captured",
@@ -124,7 +125,7 @@ def _first_line(error: Exception) -> str:
 
 def _refuse_lost(kind: str) -> None:
     message, way_out = _LOST[kind]
-    raise CaptureError(message, code="AS602", span=span_of(line_here()), help=way_out)
+    raise CaptureError(message, code="AS702", span=span_of(line_here()), help=way_out)
 
 
 def _refuse_wrappers(model: nn.Module) -> None:
@@ -134,13 +135,13 @@ def _refuse_wrappers(model: nn.Module) -> None:
         if wrapper is not None:
             raise CaptureError(
                 f"{_called(path, module)} is already wrapped as {wrapper}",
-                code="AS603",
+                code="AS703",
                 help=_WRAPPERS[wrapper],
             )
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise CaptureError(
                 f"{_called(path, module)} is compiled",
-                code="AS603",
+                code="AS703",
                 help="give the model before module.compile()",
             )
 
@@ -150,7 +151,7 @@ def _refuse_hooks(model: nn.Module) -> None:
         if getattr(nn.modules.module, f"_global{attribute}", None):
             raise CaptureError(
                 f"there is a {kind} on all modules: hooks can't fire in a flat graph",
-                code="AS604",
+                code="AS704",
                 help="remove it",
             )
     for path, module in model.named_modules():
@@ -160,7 +161,7 @@ def _refuse_hooks(model: nn.Module) -> None:
                 raise CaptureError(
                     f"{_called(path, module)} has a {kind}, `{_hook_name(hook)}`: hooks can't fire"
                     " in a flat graph",
-                    code="AS604",
+                    code="AS704",
                     help="remove the hook; torch.nn.utils.weight_norm and spectral_norm have"
                     " versions without one in torch.nn.utils.parametrizations",
                 )
@@ -168,7 +169,7 @@ def _refuse_hooks(model: nn.Module) -> None:
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise CaptureError(
                 f"parameter `{name}` has a gradient hook: hooks can't fire in a flat graph",
-                code="AS604",
+                code="AS704",
                 help="remove the hook; act on .grad after forward_backward",
             )
 
@@ -179,13 +180,13 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
         if isinstance(value, nn.parameter.UninitializedTensorMixin):
             raise CaptureError(
                 f"`{name}` is not initialized (a lazy module)",
-                code="AS603",
+                code="AS703",
                 help="run the model once on a batch first",
             )
         if type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
             raise CaptureError(
                 f"`{name}` is a {type(value).__name__}, not a plain tensor",
-                code="AS603",
+                code="AS703",
                 help="give the plain model, before it is sharded or quantized",
             )
 
@@ -198,7 +199,7 @@ def _refuse_devices(model: nn.Module) -> None:
         listed = ", ".join(f"`{name}` on {device}" for device, name in homes.items())
         raise CaptureError(
             f"the model lies on several devices: {listed}",
-            code="AS603",
+            code="AS703",
             help="put it on one device (or all on meta); the plan decides where its parts go",
         )
 
@@ -210,7 +211,7 @@ def _refuse_batch_norm(model: nn.Module) -> None:
             raise CaptureError(
                 f"{_called(path, module)} is a {type(module).__name__} in train mode: its batch"
                 " statistics would be those of one micro-batch of one rank",
-                code="AS606",
+                code="AS706",
                 help="use LayerNorm or GroupNorm, or freeze it: model.train() and then"
                 f" model.get_submodule('{path}').eval()",
             )
@@ -227,7 +228,7 @@ def _refuse_kept_tensors(model: nn.Module, before: Mapping[nn.Module, dict]) -> 
             raise CaptureError(
                 f"`{path or type(model).__name__}` keeps a tensor in its attribute `{name}` from"
                 " one forward to the next",
-                code="AS607",
+                code="AS707",
                 help="return it instead, or register it as a buffer that forward only reads",
             )
 

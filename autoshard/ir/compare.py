@@ -218,7 +218,7 @@ def _refuse_difference(report: CompareReport, ours: Reference, eager: Reference)
     raise CaptureError(
         f"the captured program is not the eager model: the {what} differs by {gap:.1e}"
         f" (limit {report.tolerance:.0e}){values}",
-        code="AS611",
+        code="AS711",
         help="something in forward depends on more than its inputs (a counter, a random number,"
         " the values of a tensor); make it a function of the batch",
     )

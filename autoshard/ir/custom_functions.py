@@ -139,7 +139,7 @@ def _refuse(call: _Call, gap: float) -> None:
     raise CaptureError(
         f"custom autograd.Function `{name}`: capture would lose its backward, which is not the"
         f" derivative of its forward ({why})",
-        code="AS602",
+        code="AS702",
         span=span_of(call.line),
         help="register the operation with torch.library.custom_op and register_autograd, or write"
         " it in plain torch",

@@ -147,7 +147,7 @@ def _fail(node: Node, message: str) -> NoReturn:
     where = f" in `{record.path}`" if record.path else ""
     raise CaptureError(
         f"{message}{where}",
-        code="AS609",
+        code="AS709",
         span=span_of(record.source),
         help="use nn.Dropout or torch.nn.functional.dropout, or no randomness in the model",
     )

@@ -102,7 +102,7 @@ def _input_ports(
         else:
             kind = spec.kind.name.lower().replace("_", " ")
             raise CaptureError(
-                f"the model reads a {kind} `{spec.target}`", code="AS605", help="use tensors only"
+                f"the model reads a {kind} `{spec.target}`", code="AS705", help="use tensors only"
             )
     return ports
 

@@ -10,6 +10,7 @@ model print alike. Equal blocks are printed once with their number, by a hash of
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections import Counter
@@ -127,7 +128,7 @@ class _Namer:
     def _name_calls(self) -> None:
         calls = [n for n in self.function.graph.nodes if n.op == "call_function"]
         alone = Counter(_place(n) for n in calls if not _is_ours(n) and not _is_part(n))
-        used: Counter[str] = Counter(self.names.values())
+        taken = set(self.names.values())
         for node in calls:
             if _is_part(node):
                 self.names[node] = f"{self.names[node.args[0]]}[{node.args[1]}]"
@@ -135,9 +136,10 @@ class _Namer:
             path, prime = _place(node)
             is_main = path and not _is_ours(node) and alone[path, prime] == 1
             stem = path if is_main else ".".join(filter(None, (path, op_text(node))))
-            used[stem + prime] += 1
-            count = used[stem + prime]
-            self.names[node] = stem + (f"_{count}" if count > 1 else "") + prime
+            marks = itertools.chain(("",), (f"_{count}" for count in itertools.count(2)))
+            names = (stem + mark + prime for mark in marks)
+            self.names[node] = next(name for name in names if name not in taken)
+            taken.add(self.names[node])
 
     def _input_line(self, port: Port, node: Node) -> Line:
         path = port.name.rpartition(".")[0] if port.kind in (PARAM, BUFFER) else ""

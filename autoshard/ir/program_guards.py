@@ -43,7 +43,7 @@ def check_constants(exported: ExportedProgram, model: nn.Module) -> None:
             raise CaptureError(
                 f"forward{where} reads {what} by way of a plain attribute, list or dict:"
                 " its gradient would be lost",
-                code="AS602",
+                code="AS702",
                 help="register it as an nn.Parameter (nn.ParameterList) and read it from there",
             )
 
@@ -55,16 +55,16 @@ def _storage(value: torch.Tensor) -> int:
 def _check_node(node: Node, path: str, needs_grad: bool) -> None:
     where = f" in `{path}`" if path else ""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        _refuse(node, f"control flow `{node.target}`{where}", "AS601", "use plain torch")
+        _refuse(node, f"control flow `{node.target}`{where}", "AS701", "use plain torch")
     if _has_symbols(node.meta.get("val")):
         message = f"a shape{where} depends on the values of a tensor"
-        _refuse(node, message, "AS601", "pad or mask to a fixed shape")
+        _refuse(node, message, "AS701", "pad or mask to a fixed shape")
     if _is_batch_statistics(node):
         message = f"batch statistics{where}: they would be those of one micro-batch of one rank"
-        _refuse(node, message, "AS606", "use layer_norm or group_norm")
+        _refuse(node, message, "AS706", "use layer_norm or group_norm")
     if needs_grad and _loses_gradient(node):
         message = f"operator `{node.target}`{where} has no registered autograd"
-        _refuse(node, message, "AS605", "register one with torch.library.register_autograd")
+        _refuse(node, message, "AS705", "register one with torch.library.register_autograd")
 
 
 def _refuse(node: Node, message: str, code: str, way_out: str) -> None:
@@ -112,14 +112,14 @@ def _check_mutations(exported: ExportedProgram, leaves: Sequence[str]) -> None:
             if _reads(exported, spec.target):
                 raise CaptureError(
                     f"the model updates its buffer `{name}` in forward",
-                    code="AS606",
+                    code="AS706",
                     help="update it outside the model, between steps",
                 )
             continue
         kind = "its input" if spec.kind is OutputKind.USER_INPUT_MUTATION else "its parameter"
         raise CaptureError(
             f"the model writes into {kind} `{name}` in place",
-            code="AS606",
+            code="AS706",
             help="work on a copy: x = x.clone()",
         )
 

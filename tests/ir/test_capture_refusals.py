@@ -19,24 +19,24 @@ def take(model: nn.Module, **options: object) -> Program:
 
 
 REFUSED = [
-    (models.Branching(), "AS601", "depends on the values of a tensor", "if x.sum() > 0:"),
-    (models.ReadsItem(), "AS601", "depends on the values of a tensor", ".item()"),
-    (models.MasksByValue(), "AS601", "a shape depends on", "x[x > 0]"),
-    (models.Quantizes(), "AS602", "autograd.Function `StraightThrough`", "StraightThrough.apply"),
-    (models.Checkpoints(True), "AS602", "activation checkpointing", "run(self.fc"),
-    (models.Checkpoints(False), "AS602", "activation checkpointing", "run(self.fc"),
-    (models.InferenceMode(), "AS602", "torch.inference_mode()", "with torch.inference_mode"),
-    (models.HidesParameter(), "AS602", "reads parameter `fc.weight` by way of", "nn.Parameter"),
-    (models.ThirdPartyKernel(), "AS605", "`autoshard_test.no_backward.default` has no", "sum()"),
-    (models.UnknownKernel(), "AS605", "without a fake implementation", "no_fake(self.fc"),
-    (models.Counts(), "AS606", "updates its buffer `calls`", "outside the model"),
-    (models.WritesInput(), "AS606", "writes into its input `0` in place", "x.clone()"),
-    (models.BatchNorm(), "AS606", "`norm` is a BatchNorm1d in train mode", "get_submodule('norm')"),
-    (models.FunctionalBatchNorm(), "AS606", "batch statistics", "F.batch_norm"),
-    (models.Remembers(), "AS607", "keeps a tensor in its attribute `memory`", "return it"),
-    (models.Collects(), "AS607", "keeps a tensor in its attribute `seen`", "return it"),
-    (models.Noise(), "AS609", "random operator `aten.rand_like.default`", "torch.rand_like(x)"),
-    (models.Mistake(), "AS600", "RuntimeError: shape '[3, 5]' is invalid", "x.view(3, 5)"),
+    (models.Branching(), "AS701", "depends on the values of a tensor", "if x.sum() > 0:"),
+    (models.ReadsItem(), "AS701", "depends on the values of a tensor", ".item()"),
+    (models.MasksByValue(), "AS701", "a shape depends on", "x[x > 0]"),
+    (models.Quantizes(), "AS702", "autograd.Function `StraightThrough`", "StraightThrough.apply"),
+    (models.Checkpoints(True), "AS702", "activation checkpointing", "run(self.fc"),
+    (models.Checkpoints(False), "AS702", "activation checkpointing", "run(self.fc"),
+    (models.InferenceMode(), "AS702", "torch.inference_mode()", "with torch.inference_mode"),
+    (models.HidesParameter(), "AS702", "reads parameter `fc.weight` by way of", "nn.Parameter"),
+    (models.ThirdPartyKernel(), "AS705", "`autoshard_test.no_backward.default` has no", "sum()"),
+    (models.UnknownKernel(), "AS705", "without a fake implementation", "no_fake(self.fc"),
+    (models.Counts(), "AS706", "updates its buffer `calls`", "outside the model"),
+    (models.WritesInput(), "AS706", "writes into its input `0` in place", "x.clone()"),
+    (models.BatchNorm(), "AS706", "`norm` is a BatchNorm1d in train mode", "get_submodule('norm')"),
+    (models.FunctionalBatchNorm(), "AS706", "batch statistics", "F.batch_norm"),
+    (models.Remembers(), "AS707", "keeps a tensor in its attribute `memory`", "return it"),
+    (models.Collects(), "AS707", "keeps a tensor in its attribute `seen`", "return it"),
+    (models.Noise(), "AS709", "random operator `aten.rand_like.default`", "torch.rand_like(x)"),
+    (models.Mistake(), "AS700", "RuntimeError: shape '[3, 5]' is invalid", "x.view(3, 5)"),
 ]
 
 
@@ -59,7 +59,7 @@ def test_a_data_dependent_branch_is_shown_with_its_line() -> None:
     with pytest.raises(CaptureError) as caught:
         take(models.Branching())
     lines = str(caught.value).splitlines()
-    assert lines[0] == "error[AS601]: what the model does depends on the values of a tensor"
+    assert lines[0] == "error[AS701]: what the model does depends on the values of a tensor"
     number = caught.value.span.line
     assert lines[1].strip() == f"--> models.py:{number}:1"
     assert lines[3] == f"{number} | if x.sum() > 0:"
@@ -77,7 +77,7 @@ def test_a_hook_on_a_submodule_is_refused(kind: str) -> None:
     getattr(model.fc, f"register_{kind}")(lambda *args: None)
     with pytest.raises(CaptureError, match=r"`fc` has a .*hook") as caught:
         take(model)
-    assert caught.value.code == "AS604"
+    assert caught.value.code == "AS704"
 
 
 def test_a_hook_on_a_parameter_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_a_wrapped_or_compiled_model_is_refused() -> None:
     for model in (nn.DataParallel(models.Plain()), torch.compile(models.Plain()), compiled):
         with pytest.raises(CaptureError) as caught:
             take(model)
-        assert caught.value.code == "AS603"
+        assert caught.value.code == "AS703"
 
 
 def test_a_model_on_two_devices_is_refused_with_both() -> None:
