@@ -76,4 +76,10 @@ CAPTURE_PAGES: Mapping[str, Page] = {
         "fits in memory, dropout off. A difference beyond rounding stops the work: something in "
         "forward depends on more than its inputs.",
     ),
+    "AS712": Page(
+        "the loss can't be made global",
+        "The loss of a step is that of the whole global batch, summed over micro-batches and "
+        "data-parallel ranks. So it must be a sum or mean of terms that look at one sample each; "
+        "one that compares samples needs dp = 1 and one micro-batch.",
+    ),
 }

@@ -127,7 +127,7 @@ def refuse_mixing(node: Node, why: str) -> NoReturn:
     place = record.source or f"module '{record.path}'"
     raise PassError(
         f"the loss can't be made global: '{name}' at {place}: {why}",
-        code="AS701",
+        code="AS712",
         help=(
             "a loss must be a sum or mean of terms of one sample each "
             "(or train with dp = 1 and num_microbatches = 1)"
