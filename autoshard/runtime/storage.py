@@ -103,7 +103,6 @@ class Storage:
         first, last = self.own_range(slot)
         with torch.no_grad():
             self.stored_view(slot).view(-1).copy_(local[first:last])
-        self.gathered.pop(slot.bucket, None)
 
     def nbytes(self) -> int:
         """Return the bytes that this rank keeps between steps, gradients not counted."""

@@ -6,6 +6,7 @@ import torch
 from autoshard.diagnostics import InternalError
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import Shard
+from autoshard.runtime.batch import split_leaves
 from autoshard.runtime.layout import plan_layout
 from autoshard.runtime.storage import localize, pad, unpad
 from autoshard.testing.lockstep import run_ranks
@@ -40,6 +41,20 @@ def test_a_cut_bucket_must_be_gathered_before_it_is_computed_with():
     storage = held(dict(dp=2, zero=1))[0]
     with pytest.raises(KeyError):
         storage.param("a.weight")
+
+
+def test_what_a_step_gathered_is_gone_after_it():
+    toy = Toy(dp=2, zero=1)
+    program, batches = toy.program(), toy.batches(1)
+
+    def body(exe):
+        leaves = batches[0][exe.comm.index("dp")]
+        exe.step(split_leaves(leaves, program.leaves, 1))
+        return exe.storage
+
+    for storage in run_ranks(program, toy.values(), body)[1]:
+        assert storage.gathered == {}
+        assert storage.nbytes() == 16 * 8  # half of 32 elements
 
 
 def test_padding_is_zero_and_goes_again():
