@@ -1,4 +1,4 @@
-"""The pages of plans that don't fit: AS3xx mesh to zero, AS4xx shapes, AS5xx precision, AS6xx."""
+"""The pages of plans that don't fit: AS3xx mesh to zero, AS4xx shapes, AS5xx precision, AS601."""
 
 from collections.abc import Mapping
 
@@ -72,6 +72,11 @@ FIT_PAGES: Mapping[str, Page] = {
     "AS313": Page(
         "`zero` shares over an axis that the mesh lacks",
         "`group = dp_shard` needs the axis `dp_shard` in `mesh`.",
+    ),
+    "AS314": Page(
+        "a named module computes nothing",
+        "The path names a module, but none that could begin a stage or hold a unit: it computes "
+        "nothing in this model, or has no parameters.",
     ),
     "AS401": Page(
         "the vocabulary doesn't divide",

@@ -54,11 +54,15 @@ class Glob:
 
 
 def _match(segments: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Return whether the segments match the names one by one; `**` takes any number of names."""
+    """Return whether the segments match the names one by one.
+
+    `**` takes any number of names; at the end of a glob at least one: `h.**` is all below `h`.
+    """
     reachable = {0}  # how many names the segments so far may have taken
-    for segment in segments:
-        if segment == "**":
-            reachable = set(range(min(reachable, default=len(names)), len(names) + 1))
+    for i, segment in enumerate(segments, 1):
+        if segment == "**" and reachable:
+            least = min(reachable) + (i == len(segments))
+            reachable = set(range(least, len(names) + 1))
         else:
             reachable = {i + 1 for i in reachable if i < len(names) and _one(segment, names[i])}
     return len(names) in reachable and bool(names)

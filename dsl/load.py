@@ -58,8 +58,8 @@ def read_source(path: str | Path) -> Source:
     try:
         return Source(str(path), Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it isn't UTF-8 text"
-        raise PlanError(f"can't read the plan `{path}`: {reason.lower()}", code="AS007") from error
+        reason = (getattr(error, "strerror", None) or "").lower() or "it isn't UTF-8 text"
+        raise PlanError(f"can't read the plan `{path}`: {reason}", code="AS007") from error
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:

@@ -181,6 +181,8 @@ def _token_label(trouble: Trouble, token: Lexeme) -> str:
 
 
 def _token_help(trouble: Trouble, token: Lexeme) -> tuple[str, ...]:
+    if token.type == "QUANTITY" and trouble.before[-1:] and trouble.before[-1].type == "COLON":
+        return (f"a setting is written with `=`: `{trouble.before[-2].text} = {token.text}`",)
     if token.text.startswith(("*", "?")) and _after_number(trouble):
         return (ARITHMETIC,)
     if token.type == "RBRACE" and trouble.open_brace is None:

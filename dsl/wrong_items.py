@@ -65,7 +65,7 @@ def unknown_setting(spec: BlockSpec, item: Setting, scope: str) -> Diagnostic:
         )
     home = home_of(key, spec)
     near = did_you_mean(key, [setting.name for setting in spec.settings], setting_synonyms(spec))
-    if key in STAYS_IN_PYTHON:
+    if key in STAYS_IN_PYTHON and key not in setting_synonyms(spec):
         near = (STAYS_IN_PYTHON[key],)
     elif home is not None and not near:
         near = (f"`{home}` has this setting: write it in `{home} {{ ... }}`",)

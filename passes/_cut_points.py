@@ -63,7 +63,7 @@ def _before(
     if unknown:
         raise PlanError(
             f"no module `{unknown[0]}` computes anything in this model",
-            code="AS306",
+            code="AS314",
             span=span,
             label="a stage can't begin there",
             help=did_you_mean(unknown[0], starts),
@@ -73,7 +73,7 @@ def _before(
         if first.position == second.position:
             raise PlanError(
                 f"`{first.path}` and `{second.path}` begin with the same operation",
-                code="AS306",
+                code="AS308",
                 span=span,
                 help="name the first module of each later stage once",
             )
@@ -113,7 +113,7 @@ def _units(globs: Sequence[str], starts: Mapping[str, int], span: Span | None) -
         if not found:
             raise PlanError(
                 f"`{text}` names no module that computes anything in this model",
-                code="AS306",
+                code="AS314",
                 span=span,
                 help=did_you_mean(text, starts),
             )

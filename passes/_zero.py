@@ -34,7 +34,7 @@ class ZeroPolicy:
         if block.group != "dp" and not mesh.members(block.group):
             raise PlanError(
                 f"`group = {block.group}` names no axis of the mesh {mesh}",
-                code="AS309",
+                code="AS313",
                 span=span,
                 help="`group = dp`, or an axis of the mesh block such as `dp_shard`",
             )

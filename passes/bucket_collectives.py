@@ -119,7 +119,7 @@ def _plan(program: Program, policy: ZeroPolicy, ctx: PassContext) -> list[_Merge
         if not any(policy.unit(entry.fqn, (glob,)) != "root" for entry in stored):
             raise PlanError(
                 f"`{glob.text}` in `units` names no module with parameters",
-                code="AS306",
+                code="AS314",
                 span=ctx.resolved.plan.span("zero.units"),
                 help="name modules: `units = h.*`, or leave it `auto`",
             )
