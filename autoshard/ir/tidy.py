@@ -25,7 +25,7 @@ _SAME_WHEN_SAME_SHAPE = frozenset(
 
 def tidy(function: GraphFunction) -> GraphFunction:
     """Clean ``function`` in place and return it; values and their order stay the same."""
-    _refuse_mutation(function)
+    _make_functional(function)
     for node in list(function.graph.nodes):
         _shorten_view(node)
         stand_in = _stands_for(node)
@@ -106,8 +106,25 @@ def erase_dead(function: GraphFunction) -> None:
             function.graph.erase_node(node)
 
 
-def _refuse_mutation(function: GraphFunction) -> None:
-    for node in function.graph.nodes:
+def _make_functional(function: GraphFunction) -> None:
+    """Replace in-place operations on fresh values, which some composite operations contain."""
+    for node in list(function.graph.nodes):
         op = node.target
-        if isinstance(op, OpOverload) and op._schema.is_mutable and not is_view(node):
+        if not isinstance(op, OpOverload) or not op._schema.is_mutable:
+            continue
+        changed = node.args[0]
+        packet = getattr(aten, op._schema.name.split("::")[1].removesuffix("_"), None)
+        views = [user for user in changed.users if is_view(user) and user is not node]
+        if packet is None or changed.op == "placeholder" or is_view(changed) or views:
             raise InternalError(f"lowering left the in-place operation {op} in the graph")
+        node.target = getattr(packet, op._overloadname)
+        later = _after(node)
+        changed.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
+
+
+def _after(node: Node) -> set[Node]:
+    found, current = set(), node.next
+    while current.op != "root":
+        found.add(current)
+        current = current.next
+    return found

@@ -22,8 +22,10 @@ from tests.passes.programs import (
 from tests.passes.toys import (
     WIDTH,
     Frozen,
+    FusedNorms,
     Gpt,
     PermutedHidden,
+    Rms,
     Skip,
     TwiceOnOnePath,
     token_batch,
@@ -94,3 +96,14 @@ def test_a_permuted_value_crosses_stages() -> None:
 def test_frozen_layers_get_no_gradient_and_the_rest_is_right(stages: tuple[str, ...]) -> None:
     batch = (torch.randn(2, WIDTH).double(), torch.randn(2, WIDTH).double())
     check(Frozen(), [batch], before(*stages), len(stages) + 1)
+
+
+@pytest.mark.parametrize("rms", (False, True))
+def test_fused_norms_at_a_border_are_taken_apart(rms: bool) -> None:
+    batch = (torch.randn(2, WIDTH).double(), torch.randn(2, WIDTH).double())
+    check(FusedNorms(rms), [batch, batch], before("norm_b", "norm_c"), 3)
+
+
+def test_operations_that_work_in_place_inside_become_functional() -> None:
+    batch = (torch.randn(2, WIDTH).double(), torch.randn(2, WIDTH).double())
+    check(Rms(), [batch, batch], before("fc"), 2)

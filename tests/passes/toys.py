@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autoshard.ops import add_layer_norm, add_rms_norm  # noqa: F401  (registers the ops)
+
 VOCAB, WIDTH, LENGTH = 23, 16, 6
 
 
@@ -127,3 +129,48 @@ class Frozen(nn.Module):
     def forward(self, x, target):
         """Return the loss of three layers in a row."""
         return (self.c(self.b(self.a(x)).tanh()) * target).sum()
+
+
+class JoinedNorm(nn.Module):
+    """The fused residual add + norm, LayerNorm or RMSNorm."""
+
+    def __init__(self, rms: bool) -> None:
+        super().__init__()
+        self.rms = rms
+        self.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x, residual):
+        """Return the normed sum and the sum."""
+        ops = torch.ops.autoshard
+        if self.rms:
+            return ops.add_rms_norm(x, residual, self.weight, 1e-5)[:2]
+        return ops.add_layer_norm(x, residual, self.weight, None, 1e-5)[:2]
+
+
+class FusedNorms(nn.Module):
+    """Layers joined by fused residual adds and norms."""
+
+    def __init__(self, rms: bool = False) -> None:
+        super().__init__()
+        self.rms = rms
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norm_b, self.norm_c = JoinedNorm(rms), JoinedNorm(rms)
+
+    def forward(self, x, target):
+        """Return the loss of three layers with a residual stream."""
+        first = self.a(x)
+        y, stream = self.norm_b(first, x + first)
+        y, stream = self.norm_c(self.b(y), stream)
+        return ((self.c(y) + stream) * target).square().sum()
+
+
+class Rms(nn.Module):
+    """A norm whose decomposition changes a value in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, target):
+        """Return the loss of a norm and a layer."""
+        return (self.fc(self.norm(x)) * target).sum()
