@@ -32,6 +32,7 @@ from autoshard.ir.node_info import info
 from autoshard.ir.program import Level, Program, Stage
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.library import spec
+from autoshard.passes._border_norms import take_apart_at_borders
 from autoshard.passes._cut_points import Cut, find_cuts
 from autoshard.passes._schedules import compute_schedule
 
@@ -53,7 +54,8 @@ class CutStages(Pass):
     A value that skips stages is relayed by those in between. What follows from the batch and from
     buffers alone (masks, positions, rotary tables) is computed again by each stage that reads it:
     it is never sent and never asked for a gradient. A view is remade by the reader when that sends
-    no more. Values cross in contiguous form. Costs: one send per boundary value and microbatch.
+    no more. A fused add + norm that a stage would begin with is taken apart: its sum crosses, not
+    both terms. Values cross in contiguous form. Costs: one send per boundary value and microbatch.
     """
 
     name: ClassVar[str] = "cut-stages"
@@ -68,7 +70,12 @@ class CutStages(Pass):
             return
         plan = ctx.resolved.plan
         count = compute_schedule(ctx.resolved).num_stages
-        cuts = find_cuts(program.forward, plan.pipeline.split, count, plan.span("pipeline.split"))
+        split = (plan.pipeline.split, count, plan.span("pipeline.split"))
+        cuts = find_cuts(program.forward, *split)
+        layout = _Layout(program.forward, cuts)
+        for norm in take_apart_at_borders(program.forward, layout.begins_with_sum, self.name):
+            ctx.applied(norm, "add and norm taken apart, so that only their sum crosses")
+            cuts = find_cuts(program.forward, *split)  # positions have moved
         program.stages = _divide(program.forward, cuts)
         program.forward = None
         _note_homes(program)
@@ -128,6 +135,14 @@ class _Layout:
             else:
                 crossing.add(node)
         return sorted(computed, key=self._order.get), sorted(crossing, key=self._order.get)
+
+    def begins_with_sum(self, node: Node) -> bool:
+        """Tell whether the first two arguments of ``node`` both come from an earlier stage."""
+        crossing = (
+            arg.op == "call_function" and not self._runs_in(arg, self._stage[node])
+            for arg in node.args[:2]
+        )
+        return all(crossing)
 
     def _runs_in(self, node: Node, stage: int) -> bool:
         return self._stage[node] == stage or node in self._free or _is_free_view(node)

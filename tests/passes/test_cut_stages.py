@@ -13,7 +13,7 @@ from autoshard.passes._cut_points import Cut, balance
 from autoshard.passes.cut_stages import CutStages
 from autoshard.plan import Call, PipelineBlock
 from tests.passes.programs import before, compile_with, context, even
-from tests.passes.toys import WIDTH, Gpt, PermutedHidden, Skip, token_batch
+from tests.passes.toys import WIDTH, FusedNorms, Gpt, PermutedHidden, Skip, token_batch
 
 
 def cut(model, batch, pipeline, stages: int):
@@ -121,3 +121,14 @@ def test_check_staged_sees_a_wrong_home() -> None:
     program.params.update("emb.weight", homes=(0,))
     with pytest.raises(VerifyError, match=r"used by stages \[0, 1\] but its homes are \[0\]"):
         check_staged(program)
+
+
+@pytest.mark.parametrize("rms", (False, True))
+def test_of_a_fused_add_and_norm_at_a_border_only_the_sum_crosses(rms: bool) -> None:
+    batch = (torch.randn(2, WIDTH), torch.randn(2, WIDTH))
+    program = cut(FusedNorms(rms), batch, before("norm_b", "norm_c"), 3)
+    first, second, third = (stage.forward for stage in program.stages)
+    assert len(first.outputs) == len(second.outputs) == 1
+    targets = {node.target for node in (*second.graph.nodes, *third.graph.nodes)}
+    ours = torch.ops.autoshard
+    assert not targets & {ours.add_layer_norm.default, ours.add_rms_norm.default}

@@ -1,0 +1,59 @@
+"""Take a fused residual add + norm apart where a stage begins with it.
+
+The fused op reads two values of the stage before; taken apart, only their sum crosses.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+
+from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.node_info import info
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ops import add_layer_norm as _layer_norm  # noqa: F401  (registers the op)
+from autoshard.ops import add_rms_norm as _rms_norm  # noqa: F401
+
+aten = torch.ops.aten
+ours = torch.ops.autoshard
+
+# Fused op -> the plain norm; their arguments after the two addends are the same.
+_NORMS = {
+    ours.add_layer_norm.default: aten.layer_norm.default,
+    ours.add_rms_norm.default: aten.rms_norm.default,
+}
+
+
+def take_apart_at_borders(
+    function: GraphFunction, is_border: Callable[[Node], bool], pass_name: str
+) -> tuple[Node, ...]:
+    """Take apart every fused norm whose addends both cross a border; return the new norms."""
+    rewriter = Rewriter(function, pass_name)
+    fused = [n for n in function.graph.nodes if n.target in _NORMS and is_border(n)]
+    return tuple(norm for node in fused if (norm := _take_apart(rewriter, node)) is not None)
+
+
+def _take_apart(rewriter: Rewriter, node: Node) -> Node | None:
+    """Replace one fused norm by an add beside its addends and a norm; None if it can't be."""
+    items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    if len(items) < len(node.users) or not set(items) <= {0, 1}:
+        return None
+    x, residual, *rest = node.args
+    last = max((x, residual), key=list(rewriter.graph.nodes).index)
+    # The user's own add gives its path; the sum must not count as part of the norm's module.
+    own_add = 1 in items and info(items[1]).path != info(node).path
+    like = items[1] if own_add else last
+    placements = info(node).placements
+    with rewriter.after(last):
+        total = rewriter.call(aten.add.Tensor, x, residual, like=like, placements=placements)
+    with rewriter.before(node):
+        width = [total.meta["val"].shape[-1]]
+        norm = rewriter.call(_NORMS[node.target], total, width, *rest, like=node)
+    for index, new in ((0, norm), (1, total)):
+        if index in items:
+            rewriter.replace(items[index], new)
+    rewriter.graph.erase_node(node)
+    return norm
