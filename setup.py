@@ -2,7 +2,8 @@
 
 Everything else about the package is in pyproject.toml.  Both modules are optional: where a compiler
 is missing or fails, the install goes on without them, says so, and `autoshard env` repeats it.
-CUDA code is compiled where `nvcc` is found; AUTOSHARD_CUDA=0 leaves it out.
+CUDA code takes a minute to compile: it is built where both `nvcc` and an NVIDIA device are found.
+AUTOSHARD_CUDA=1 builds it wherever `nvcc` is, AUTOSHARD_CUDA=0 nowhere.
 """
 
 import os
@@ -21,11 +22,11 @@ except ImportError:  # only without build isolation: then nothing native is buil
     get_include = None
 
 CPU_FLAGS = ["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wno-maybe-uninitialized"]
-ARCHITECTURES = [
-    "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90,code=sm_90",
-    "-gencode=arch=compute_90,code=compute_90",
-]
+# Machine code for each, and PTX of the last for whatever comes after.
+ARCHITECTURES = ("80", "90")
+TARGETS = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
+TARGETS += [f"-gencode=arch=compute_{ARCHITECTURES[-1]},code=compute_{ARCHITECTURES[-1]}"]
+ARCHITECTURE_NAMES = " ".join(f"sm_{number}" for number in ARCHITECTURES) + ", PTX"
 CUDA_FLAGS = ["-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=2"]
 HEADERS = [str(path) for path in sorted(Path("csrc").glob("*.h"))]
 
@@ -49,7 +50,7 @@ class BuildNative(build_ext):
         kernels = [source for source in ext.sources if source.endswith(".cu")]
         if kernels:
             ext.sources = [source for source in ext.sources if not source.endswith(".cu")]
-            nvcc = shutil.which("nvcc")
+            nvcc = shutil.which("nvcc") or "nvcc"
             ext.extra_objects = [self._compile_cuda(nvcc, source) for source in kernels]
             libraries = cuda_root(nvcc)
             ext.library_dirs = [str(libraries / "lib64"), str(libraries / "lib")]
@@ -58,12 +59,19 @@ class BuildNative(build_ext):
     def _compile_cuda(self, nvcc: str, source: str) -> str:
         target = Path(self.build_temp) / f"{source}.o"
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [nvcc, *CUDA_FLAGS, *ARCHITECTURES, "-c", source, "-o", str(target)]
+        command = [nvcc, *CUDA_FLAGS, *TARGETS, "-c", source, "-o", str(target)]
         try:
             self.spawn(command)
         except Exception as error:  # whatever nvcc's failure looks like, the extension is optional
             raise CompileError(f"nvcc could not compile {source}: {error}") from error
         return str(target)
+
+
+def wants_cuda() -> bool:
+    """Return whether to build the CUDA module, which AUTOSHARD_CUDA=0 or 1 decides if set."""
+    choice = os.environ.get("AUTOSHARD_CUDA", "")
+    has_device = Path("/dev/nvidiactl").exists()
+    return shutil.which("nvcc") is not None and (choice == "1" or (choice == "" and has_device))
 
 
 def extensions() -> list[Extension]:
@@ -78,13 +86,13 @@ def extensions() -> list[Extension]:
         extra_link_args=["-fopenmp"],
         **shared,
     )
-    kernels = Path("csrc/add_layer_norm.cu").exists()
-    if not kernels or os.environ.get("AUTOSHARD_CUDA") == "0" or shutil.which("nvcc") is None:
+    if not wants_cuda():
         return [cpu]
     cuda = Extension(
         "autoshard._native_cuda",
         ["csrc/bindings_cuda.cpp", "csrc/add_layer_norm.cu"],
         extra_compile_args=CPU_FLAGS,
+        define_macros=[("AUTOSHARD_ARCHITECTURES", f'"{ARCHITECTURE_NAMES}"')],
         libraries=["cudart_static", "dl", "rt", "pthread"],
         **shared,
     )

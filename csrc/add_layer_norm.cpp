@@ -38,6 +38,26 @@
 namespace autoshard {
 namespace {
 
+// One dropout with its keys read: the global index of row `row` is first + place of the row.
+struct Keys {
+  uint64_t seed;
+  uint32_t step;
+  uint32_t site;
+  uint32_t threshold;
+  float scale;
+  int64_t first;
+  int64_t inner_rows;
+  int64_t outer_stride;
+};
+
+Keys keys_of(const Dropout* d) {
+  if (d == nullptr) return {0, 0, 0, 0, 1.0f, 0, 1, 0};
+  const int64_t sample = d->rng[2] * d->sample_elements;
+  return {static_cast<uint64_t>(d->rng[0]), static_cast<uint32_t>(d->rng[1]), d->site,
+          d->threshold,                     d->scale,                         d->first + sample,
+          d->inner_rows,                    d->outer_stride};
+}
+
 // Arguments in the form that the loops want: parameters as padded float arrays in slot order.
 struct Forward {
   int64_t hidden;
@@ -51,9 +71,8 @@ struct Forward {
   float* mean;
   float* rstd;
   double eps;
-  float scale;
   bool stream;
-  Dropout dropout;
+  Keys dropout;
 };
 
 struct Backward {
@@ -66,9 +85,8 @@ struct Backward {
   const float* weight;
   void* dresidual;
   void* dx;
-  float scale;
   bool stream;
-  Dropout dropout;
+  Keys dropout;
 };
 
 struct Partials {
@@ -272,11 +290,10 @@ void add_norm_forward_cpu(const NormForward& args, int threads) {
   const Buffer<float> weight = parameter(shape, loops, args.weight, 1.0f);
   const Buffer<float> bias = parameter(shape, loops, args.bias, 0.0f);
   const Buffer<float> input_bias = parameter(shape, loops, args.input_bias, 0.0f);
-  const Dropout dropout = args.dropout == nullptr ? Dropout{} : *args.dropout;
   const Forward forward = {
       shape.hidden, args.x,   args.residual, weight.get(), bias.get(),    input_bias.get(), args.y,
-      args.s,       args.mean, args.rstd,    args.eps,     dropout.scale,
-      should_stream(shape, loops.vector_bytes, args.y, args.s), dropout};
+      args.s,       args.mean, args.rstd,    args.eps,
+      should_stream(shape, loops.vector_bytes, args.y, args.s), keys_of(args.dropout)};
   const bool drops = args.dropout != nullptr || args.input_bias != nullptr;
   const ForwardRows rows = loops.forward[args.mean == nullptr][drops];
   const int pieces = thread_count(shape, threads, shape.rows);
@@ -292,7 +309,6 @@ void add_norm_backward_cpu(const NormBackward& args, int threads) {
   const NormShape& shape = args.shape;
   const Loops& loops = loops_of(shape.dtype);
   const Buffer<float> weight = parameter(shape, loops, args.weight, 1.0f);
-  const Dropout dropout = args.dropout == nullptr ? Dropout{} : *args.dropout;
   const bool drops = args.dx != nullptr;
   const int64_t width = padded(shape.hidden), stride = 3 * width;
   const int64_t most = std::min(kMaxChunks, std::max<int64_t>(1, kMaxPartialFloats / stride));
@@ -300,8 +316,8 @@ void add_norm_backward_cpu(const NormBackward& args, int threads) {
   const int64_t chunks = std::max<int64_t>(1, (shape.rows + chunk_rows - 1) / chunk_rows);
   const Backward backward = {
       shape.hidden, args.dy, args.ds, args.s, args.mean, args.rstd, weight.get(), args.dresidual,
-      args.dx, dropout.scale,
-      should_stream(shape, loops.vector_bytes, args.dresidual, args.dx), dropout};
+      args.dx, should_stream(shape, loops.vector_bytes, args.dresidual, args.dx),
+      keys_of(args.dropout)};
   const BackwardRows rows = loops.backward[args.mean == nullptr][drops];
   const Buffer<float> partials = allocate<float>(chunks * stride);
   each_piece(chunks, thread_count(shape, threads, chunks), [&](int64_t chunk) {

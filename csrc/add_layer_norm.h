@@ -25,16 +25,18 @@ namespace autoshard {
 
 enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// Where a local row lies in the global tensor, and the keys of the random generator.  The global
-// index of element `col` of local row `row` is
-//   first + (row / inner_rows) * outer_stride + (row % inner_rows) * hidden + col,
+// The keys of the random generator, and where local rows lie in the global tensor.  `rng` points to
+// three numbers on the device of the data: seed, step, and the global index of the micro-batch's
+// first sample.  The global index of element `col` of local row `row` is
+//   rng[2] * sample_elements + first + (row / inner_rows) * outer_stride
+//     + (row % inner_rows) * hidden + col,
 // which covers a shard of the batch, of the sequence, or of both.
 struct Dropout {
-  float scale = 1.0f;       // 1 / (1 - p)
-  uint32_t threshold = 0;   // a word below it drops the element; 0 keeps all
-  uint64_t seed = 0;
-  uint32_t step = 0;
+  float scale = 1.0f;      // 1 / (1 - p)
+  uint32_t threshold = 0;  // a word below it drops the element; 0 keeps all
   uint32_t site = 0;
+  const int64_t* rng = nullptr;
+  int64_t sample_elements = 0;
   int64_t first = 0;
   int64_t inner_rows = 1;
   int64_t outer_stride = 0;
@@ -87,11 +89,11 @@ const char* cpu_instruction_sets();
 // Uses the named set ("avx512", "avx2", "portable") from now on; false if it is not available.
 bool use_cpu_instruction_set(const char* name);
 
-// CUDA, launched on `stream`; returns a cudaError_t.  `workspace` holds the partial sums of the
-// parameters' gradients: backward_workspace_floats() floats.
+// CUDA, launched on `stream` without waiting; returns a cudaError_t.  `workspace` holds the partial
+// sums of the parameters' gradients: `workspace_floats` floats.
 int add_norm_forward_cuda(const NormForward& args, void* stream);
 int add_norm_backward_cuda(const NormBackward& args, float* workspace, void* stream);
-int64_t backward_workspace_floats(const NormBackward& args);
+int64_t workspace_floats(const NormShape& shape);
 const char* cuda_error_text(int error);
 
 }  // namespace autoshard

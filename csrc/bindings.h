@@ -59,10 +59,11 @@ inline NormBackward backward_of(Address dy, Address ds, Address s, Address mean,
 inline void define_dropout(pybind11::module_& module) {
   pybind11::class_<Dropout>(module, "Dropout", pybind11::module_local(),
                             "Scale, threshold and keys of one dropout, and where its rows lie.")
-      .def(pybind11::init([](float scale, uint32_t threshold, uint64_t seed, uint32_t step,
-                             uint32_t site, int64_t first, int64_t inner_rows,
+      .def(pybind11::init([](float scale, uint32_t threshold, uint32_t site, Address rng,
+                             int64_t sample_elements, int64_t first, int64_t inner_rows,
                              int64_t outer_stride) {
-        return Dropout{scale, threshold, seed, step, site, first, inner_rows, outer_stride};
+        return Dropout{scale, threshold, site,       pointer<const int64_t>(rng), sample_elements,
+                       first, inner_rows, outer_stride};
       }));
 }
 

@@ -113,7 +113,7 @@ template <class T, bool kRms, bool kDrop>
 AUTOSHARD_OUTLINE double add_row(const Forward& f, const T* x, const T* residual, T* s, float* wide,
                                 const uint8_t* dropped) {
   Sum sum = {zeros(), zeros()};
-  const Vec scale = splat(f.scale);
+  const Vec scale = splat(f.dropout.scale);
   const float* input_bias = f.input_bias;
   const bool stream = f.stream;
   each_group(
@@ -185,7 +185,7 @@ AUTOSHARD_OUTLINE void normalise_row(const Forward& f, const float* wide, int64_
 }
 
 // Marks the dropped elements of a row; returns where the row's first one is in `buffer`.
-AUTOSHARD_OUTLINE const uint8_t* drop_row(const Dropout& dropout, int64_t row, int64_t hidden,
+AUTOSHARD_OUTLINE const uint8_t* drop_row(const Keys& dropout, int64_t row, int64_t hidden,
                                uint8_t* buffer) {
   if (dropout.threshold == 0) return buffer;  // zeroed by the caller: nothing is dropped
   const int64_t first = dropout.first + row / dropout.inner_rows * dropout.outer_stride +
@@ -272,7 +272,7 @@ AUTOSHARD_OUTLINE void gradient_row(const Backward& b, int64_t row, const Partia
   float* dinput_bias = partials.dinput_bias;
   const float* weight = b.weight;
   const bool stream = b.stream;
-  const Vec mean = splat(stats.mean), rstd = splat(stats.rstd), scale = splat(b.scale);
+  const Vec mean = splat(stats.mean), rstd = splat(stats.rstd), scale = splat(b.dropout.scale);
   const Vec mean_g = splat(stats.mean_g), minus_mean_gh = splat(stats.minus_mean_gh);
   each_group(
       b.hidden,

@@ -6,7 +6,7 @@ struct PhiloxState {
   __m256i c0, c1, c2, c3;
 };
 
-AUTOSHARD_INLINE PhiloxState philox_start(uint64_t group, const Dropout& dropout) {
+AUTOSHARD_INLINE PhiloxState philox_start(uint64_t group, const Keys& dropout) {
   const __m256i first = _mm256_set1_epi64x(static_cast<long long>(group));
   const __m256i c0 = _mm256_add_epi64(first, _mm256_set_epi64x(3, 2, 1, 0));
   return {c0, _mm256_srli_epi64(c0, 32), _mm256_set1_epi64x(dropout.step),
@@ -35,7 +35,7 @@ AUTOSHARD_INLINE __m256i philox_dropped(PhiloxState s, __m256i threshold) {
 
 // Writes 0xff for each dropped element of `groups` groups of four, 0 for each kept one; writes up
 // to 32 bytes past them.
-inline void drop_bytes(uint8_t* out, uint64_t group, int64_t groups, const Dropout& dropout) {
+inline void drop_bytes(uint8_t* out, uint64_t group, int64_t groups, const Keys& dropout) {
   const __m256i threshold =
       _mm256_set1_epi32(static_cast<int>(dropout.threshold ^ 0x80000000u));
   int64_t keys[2 * kPhiloxRounds];

@@ -64,7 +64,7 @@ AUTOSHARD_INLINE Pair zero_dropped(const uint8_t* dropped, Vec v) {
   return {zero_where(a, v), zero_where(b, v)};
 }
 
-inline void drop_bytes(uint8_t* out, uint64_t group, int64_t groups, const Dropout& dropout) {
+inline void drop_bytes(uint8_t* out, uint64_t group, int64_t groups, const Keys& dropout) {
   for (int64_t i = 0; i < groups; ++i) {
     const PhiloxWords words = philox(group + i, dropout.step, dropout.site, dropout.seed);
     for (int w = 0; w < 4; ++w) out[4 * i + w] = words.word[w] < dropout.threshold ? 0xff : 0;

@@ -80,7 +80,8 @@ def _cpu_kernels(library: NativeLibrary) -> str:
         )
     found = next((name for name in COMPILERS if shutil.which(name)), None)
     cause = f"'{found}' is on PATH" if found else f"none of {', '.join(COMPILERS)} is on PATH"
-    return f"{library.reason}; torch ops run instead; {cause}: {_advice(found, 'a C++ compiler')}"
+    advice = "install a C++ compiler, then " * (found is None) + REBUILD
+    return f"{library.reason}; torch ops run instead; {cause}: {advice}"
 
 
 def _cuda_kernels(library: NativeLibrary) -> str:
@@ -88,8 +89,5 @@ def _cuda_kernels(library: NativeLibrary) -> str:
         return f"built for {library.module.architectures()}"
     nvcc = shutil.which("nvcc")
     cause = "'nvcc' is on PATH" if nvcc else "'nvcc' is not on PATH"
-    return f"{library.reason}; torch ops run instead; {cause}: {_advice(nvcc, 'the CUDA toolkit')}"
-
-
-def _advice(found: str | None, needed: str) -> str:
-    return REBUILD if found else f"install {needed}, then {REBUILD}"
+    advice = "install the CUDA toolkit, then " * (nvcc is None) + f"with AUTOSHARD_CUDA=1 {REBUILD}"
+    return f"{library.reason}; torch ops run instead; {cause}: {advice}"

@@ -102,7 +102,7 @@ def add_norm_backward(
     _MODULES[s.device.type].add_norm_backward(
         *_addresses(dy, ds, s, mean, rstd, weight, dx, dweight, dbias),
         *_sizes(s, weight),
-        _lane(s),
+        *_backward_lane(s),
     )
     return dx, dweight, dbias
 
@@ -127,3 +127,16 @@ def _lane(x: Tensor) -> int:
     if x.device.type == "cpu":
         return torch.get_num_threads()
     return torch.cuda.current_stream(x.device).cuda_stream
+
+
+def _backward_lane(s: Tensor) -> tuple[int, ...]:
+    """Return where a backward runs; on CUDA with the address of its workspace.
+
+    The workspace may be freed at once: the allocator hands it only to later work of this stream.
+    """
+    if s.device.type == "cpu":
+        return (torch.get_num_threads(),)
+    hidden = s.shape[-1]
+    floats = CUDA.module.workspace_floats(s.numel() // hidden, hidden, _TAGS[s.dtype])
+    workspace = torch.empty(floats, dtype=torch.float32, device=s.device)
+    return (_lane(s), workspace.data_ptr())
