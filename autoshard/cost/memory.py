@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from autoshard.cost.liveness import peak_bytes, storage_of
-from autoshard.ir.graph_function import BOUNDARY, SAVED
+from autoshard.ir.graph_function import BOUNDARY, GRAD, PARAM, SAVED, GraphFunction
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.program import Program, Stage
 from autoshard.schedule.action import Kind
@@ -53,12 +53,16 @@ def in_flight(program: Program, stage: int) -> int:
     return peak
 
 
-def stored_elements(program: Program, spec: ParamSpec) -> int:
-    """Return how many elements of a parameter one rank stores between steps."""
-    whole = _local_elements(program, spec)
-    if isinstance(spec.storage, Flat):
-        return -(-whole // program.mesh.size(spec.storage.axis))
-    return whole
+def stored_elements(program: Program, stage: Stage, spec: ParamSpec) -> int:
+    """Return how many elements of a parameter one rank of a stage stores all the time.
+
+    All of them where the forward graph reads the parameter itself, a shard where it gathers it.
+    """
+    forward = stage.phases.get("F")
+    is_gathered = forward is not None and forward.node(PARAM, spec.fqn) is None
+    if isinstance(spec.storage, Flat) and is_gathered:
+        return owned_elements(program, spec)
+    return _local_elements(program, spec)
 
 
 def owned_elements(program: Program, spec: ParamSpec) -> int:
@@ -73,15 +77,15 @@ def owned_elements(program: Program, spec: ParamSpec) -> int:
 def _stage_memory(program: Program, stage: Stage, optimizer: str) -> StageMemory:
     specs = [s for s in program.params if stage.index in s.homes]
     trained = [s for s in specs if s.requires_grad and not s.is_buffer]
-    owned = sum(owned_elements(program, s) * s.dtype.itemsize for s in trained)
+    owned = sum(owned_elements(program, s) for s in trained)
     flight = in_flight(program, stage.index)
     forward = stage.phases.get("F")
     kept = () if forward is None else _kept(forward)
     return StageMemory(
         stage.index,
-        parameters=sum(stored_elements(program, s) * s.dtype.itemsize for s in specs),
+        parameters=sum(stored_elements(program, stage, s) * s.dtype.itemsize for s in specs),
         gradients=sum(_gradient_elements(stage, program, s) * s.dtype.itemsize for s in trained),
-        optimizer=owned // 4 * OPTIMIZER_BYTES[optimizer],
+        optimizer=owned * OPTIMIZER_BYTES[optimizer],
         activations=flight * _distinct_bytes(kept),
         temporary=max((peak_bytes(f.graph) for f in stage.phases.values()), default=0),
         in_flight=flight,
@@ -89,13 +93,13 @@ def _stage_memory(program: Program, stage: Stage, optimizer: str) -> StageMemory
 
 
 def _gradient_elements(stage: Stage, program: Program, spec: ParamSpec) -> int:
-    """Return accumulated gradient elements: a shard where W reduces each micro-batch itself."""
-    weight = stage.phases.get("W")
-    reduced_inside = weight is not None and weight.result("grad", spec.fqn) is None
-    return (owned_elements if reduced_inside else _local_elements)(program, spec)
+    """Return accumulated gradient elements: a shard where each micro-batch is reduced at once."""
+    graphs = (stage.phases[phase] for phase in ("I", "W") if phase in stage.phases)
+    is_whole = any(graph.result(GRAD, spec.fqn) is not None for graph in graphs)
+    return _local_elements(program, spec) if is_whole else owned_elements(program, spec)
 
 
-def _kept(forward: object) -> list[Node]:
+def _kept(forward: GraphFunction) -> list[Node]:
     saved = list(forward.named_results(SAVED).values())
     return [n for n in (*saved, *forward.named(BOUNDARY).values()) if n is not None]
 
