@@ -20,10 +20,10 @@ from autoshard.model_facts import (
     Role,
 )
 
-QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_heads")
 HEAD_DIMS = ("head_dim", "d_kv", "key_value_proj_dim", "attention_head_size")
-WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "width")
 ROLES: Mapping[Role, tuple[str, ...]] = {
     "query": ("q", "q_proj", "query", "q_lin", "wq", "q_linear"),
     "key": ("k", "k_proj", "key", "k_lin", "wk", "k_linear"),
@@ -32,6 +32,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {
 CONCATENATED = ("c_attn", "qkv_proj", "qkv", "wqkv", "in_proj", "attn_qkv", "c_qkv")
 # These keep q, k and v of a head beside each other, so an even split gives whole heads.
 INTERLEAVED = ("query_key_value",)
+PROJECTIONS = {*CONCATENATED, *INTERLEAVED, *(name for names in ROLES.values() for name in names)}
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ def describe(model: nn.Module) -> ModelFacts:
     packed: dict[str, Packing] = {}
     projections: dict[str, Projection] = {}
     for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+            width = module.embed_dim
+            packed[_join(path, "in_proj_weight")] = Packing("concatenated", (width,) * 3)
         own = _heads_here(module, heads)
         if own is None:
             continue
@@ -126,7 +130,7 @@ def _heads_here(module: nn.Module, default: Heads | None) -> Heads | None:
     own = _read_heads(module, _first_int(module, WIDTHS) or width)
     if own is None:
         names = {name for name, _ in module.named_children()}
-        return default if names & {name for group in ROLES.values() for name in group} else None
+        return default if names & PROJECTIONS else None
     if default is not None and _first_int(module, KV_HEADS) is None and own.query == default.query:
         return default
     return own
