@@ -52,13 +52,33 @@ def main() -> int:
     return 0 if difference <= LARGEST_DIFFERENCE else 1
 
 
-def run(title: str, command: str) -> None:
-    """Run one command from the root of the checkout; stop the demo where it fails."""
+def run(title: str, command: str, keep: bool = False) -> str:
+    """Run one command from the root of the checkout; stop the demo where it fails.
+
+    With `keep` its output is returned instead of shown.
+    """
     print(f"\n== {title}\n$ {command}", flush=True)
     program, *words = command.split()
-    done = subprocess.run([sys.executable, *PYTHON[program], *words], cwd=ROOT, env=ENVIRONMENT)
+    done = subprocess.run(
+        [sys.executable, *PYTHON[program], *words],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE if keep else None,
+        text=True,
+    )
     if done.returncode != 0:
         raise SystemExit(f"`{program}` ended with exit code {done.returncode}")
+    return done.stdout or ""
+
+
+def show_one_layer(command: str) -> None:
+    """Run a diff of the whole model and print what it says about the layers that change alike."""
+    lines = run("one layer before and after", command, keep=True).splitlines()
+    start = next((i for i, line in enumerate(lines) if "(the same change in" in line), 0)
+    rest = range(start + 1, len(lines))
+    stop = next((i for i in rest if not lines[i].startswith(" ")), len(lines))
+    print("\n".join(lines[start:stop]))
+    print(f"... and {len(lines) - (stop - start)} lines about the rest of the model")
 
 
 def compare(plain: list[float], parallel: list[float]) -> float:
