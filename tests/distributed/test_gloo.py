@@ -55,8 +55,7 @@ def test_ranks_that_disagree_all_stop_with_a_message_that_names_them(tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_own_message(tmp_path):
-    start = time.monotonic()
-    job = torchrun(tmp_path, 2, HERE / "crash_worker.py", timeout=90)
+    job = torchrun(tmp_path, 2, HERE / "crash_worker.py", timeout=120)
     assert job.returncode != 0
     assert "ValueError: the disk of rank 1 is full" in job.output
-    assert time.monotonic() - start < 60  # start-up included; nobody waits for a time-out
+    assert time.time() - job.ranks[1]["failed_at"] < 15  # nobody waits for a time-out

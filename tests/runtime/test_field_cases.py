@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import autoshard
-from autoshard.testing.models import tiny_gpt, token_batch
+from autoshard.testing.models import tiny_gpt, tiny_hf, token_batch
 from autoshard.testing.plans import Layout, plan_text
 
 LENGTH = 8
@@ -72,3 +72,18 @@ def test_no_label_that_counts_gives_nan_as_in_torch():
     batch["labels"] = torch.full_like(batch["labels"], -100)
     (record,) = run(Layout(dp=2, micro_batch_size=1), [batch])
     assert record.loss.isnan()
+
+
+def test_dropout_drops_the_same_elements_under_every_mesh():
+    def run_with_dropout(layout):
+        torch.manual_seed(3)
+        model, batch, loss = tiny_hf("gpt2", layers=1, batch=4, length=LENGTH, dropout=0.3)
+        plan = plan_text("gpt2", layout)
+        return autoshard.lockstep(
+            model, plan, [batch, batch], loss=loss, max_norm=1.0, dtype=torch.float64
+        )
+
+    one = run_with_dropout(Layout(micro_batch_size=4))
+    assert one[0].loss != one[1].loss
+    split = Layout(dp=2, tp=2, zero=3, micro_batch_size=1, microbatches=2)
+    assert same(run_with_dropout(split), one)
