@@ -35,10 +35,11 @@ def reference_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (y, s, mean, rstd) computed by torch ops; s and y have x's dtype."""
-    s = x + residual
+    s = (x + residual).contiguous()  # sums are taken in one order, however the inputs lie
     wide = s.to(checks.statistics_dtype(x.dtype))
     mean = wide.mean(-1, keepdim=True)
     centred = wide - mean
+    centred = centred - centred.mean(-1, keepdim=True)  # what the rounding of a large mean left
     rstd = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps)
     y = centred * rstd
     if weight is not None:
@@ -63,7 +64,7 @@ def reference_backward(
     dx = ds + rstd * (g - mean(g) - h * mean(g * h)), dweight = sum(dy * h), dbias = sum(dy).
     """
     normed = (s.to(mean.dtype) - mean) * rstd
-    wide = dy.to(mean.dtype)
+    wide = dy.contiguous().to(mean.dtype)
     scaled = wide if weight is None else wide * weight
     dx = scaled - scaled.mean(-1, keepdim=True)
     dx = (dx - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd

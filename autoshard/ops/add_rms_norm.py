@@ -34,7 +34,7 @@ def reference_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (y, s, rstd) computed by torch ops; s and y have x's dtype."""
-    s = x + residual
+    s = (x + residual).contiguous()  # sums are taken in one order, however the inputs lie
     wide = s.to(checks.statistics_dtype(x.dtype))
     rstd = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
     y = wide * rstd
@@ -52,7 +52,7 @@ def reference_backward(
     dweight = sum(dy * h).
     """
     normed = s.to(rstd.dtype) * rstd
-    wide = dy.to(rstd.dtype)
+    wide = dy.contiguous().to(rstd.dtype)
     scaled = wide if weight is None else wide * weight
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
     if ds is not None:
