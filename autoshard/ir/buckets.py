@@ -43,6 +43,18 @@ def buckets_of(program: Program, stage: Stage) -> tuple[Bucket, ...]:
     return tuple(b for b in program.buckets if index in (b.tied_stages or (b.stage,)))
 
 
+def unreached_parameters(program: Program) -> frozenset[str]:
+    """Return the trainable parameters that the loss does not depend on: they get no gradient.
+
+    Their place in a bucket's gradient holds zeros, which is not the same to an optimizer.
+    """
+    joints = [stage.joint for stage in program.stages]
+    if None in joints:
+        return frozenset()
+    reached = {port.name for joint in joints for port in joint.outputs if port.kind == GRAD}
+    return frozenset(s.fqn for s in program.params.trainable()) - reached
+
+
 def gathers_of(function: GraphFunction) -> dict[str, Node]:
     """Return bucket name -> the node that gathers it (or starts to), in graph order."""
     flats = {node: name for name, node in function.named(FLAT).items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from autoshard.ir.buckets import unreached_parameters
 from autoshard.ir.graph_function import LOSS, NORMALIZER, OUTPUT, RNG
 from autoshard.ir.node_info import val
 from autoshard.ir.program import Program
@@ -39,6 +40,7 @@ class Executable:
         self.messages = Messages(program, comm.device)
         self.constants = {n: v.to(comm.device) for n, v in program.constants.items()}
         self.actions = _grouped(scheduled(program).ranks[comm.index("pp")])
+        self.unreached = unreached_parameters(program)
         self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
         self.last_stage = len(program.stages) - 1
         needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)

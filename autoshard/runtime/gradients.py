@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from autoshard.diagnostics import InternalError
@@ -17,9 +19,12 @@ class Gradients:
     A first micro-batch is copied, later ones are added, in the order in which they come.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        """Start from nothing: buffers are made when their first gradient comes."""
-        self._storage = storage
+    def __init__(self, storage: Storage, unreached: Collection[str] = ()) -> None:
+        """Start from nothing: buffers are made when their first gradient comes.
+
+        ``unreached`` parameters keep ``.grad`` as it is: the loss does not depend on them.
+        """
+        self._storage, self._unreached = storage, unreached
         self._sums: dict[Key, torch.Tensor] = {}
         self._written: dict[Key, set[str]] = {}
         self._shards: dict[Key, torch.Tensor] = {}
@@ -86,7 +91,7 @@ class Gradients:
                 self._attach(slot, result)
 
     def _attach(self, slot: Slot, result: torch.Tensor) -> None:
-        if not slot.spec.requires_grad:
+        if not slot.spec.requires_grad or slot.spec.fqn in self._unreached:
             return
         parameter = self._storage.parameters[slot.spec.fqn]
         grad = self._storage.own_part(result, slot)

@@ -70,7 +70,7 @@ class Run:
         self._values: dict[Place, dict[Port, torch.Tensor | Work]] = {}
         self._outgoing: dict[tuple[str, int, int], dict[str, torch.Tensor]] = {}
         self._sending: dict[tuple[Kind, int], deque[Work]] = {}
-        self.gradients = Gradients(self._storage)
+        self.gradients = Gradients(self._storage, executable.unreached)
         self.losses: dict[int, torch.Tensor] = {}  # by micro-batch
         self.outputs: dict[tuple[str, int], torch.Tensor] = {}
 
