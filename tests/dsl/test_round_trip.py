@@ -19,7 +19,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").rglob("*.pl
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 @given(plans)
 def test_a_printed_plan_reads_back_equal(plan: Data) -> None:
     loaded = load(Source("printed", to_text(plan)))
@@ -36,7 +36,7 @@ def test_formatting_keeps_the_tree_and_is_idempotent(plan: Data) -> None:
     assert format_text(Source("f", formatted)) == formatted
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
 @given(plans)
 def test_the_python_twin_holds_and_writes_the_same(plan: Data) -> None:
     twin = Plan.from_text(to_text(plan))
