@@ -35,7 +35,6 @@ class BatchAxis:
         self.samples = 1  # of one micro-batch
         self._outs: dict[Node, tuple[Placement, ...]] = {}
         self._uniform: dict[Node, frozenset[int]] = {}  # dims along which a value is constant
-        self._constants = Constants()
 
     def held(self, node: Node) -> Placement:
         """Return how a value lies."""
@@ -102,7 +101,7 @@ class BatchAxis:
         return all(
             not isinstance(want, Shard)
             or want.dim in self._uniform_dims(source)
-            or self._constants.is_uniform(source, want, self.samples)
+            or Constants(self.samples).is_uniform(source, want)
             for source, want in zip(sources, wants, strict=True)
         )
 

@@ -6,7 +6,12 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from autoshard.ir.node_info import val
 from autoshard.ir.placement import Shard
+from autoshard.ops import collectives
+from autoshard.ops.library import spec
+
+aten = torch.ops.aten
 
 LARGEST = 2**28  # elements
 
@@ -14,19 +19,30 @@ LARGEST = 2**28  # elements
 class Constants:
     """Constant values of one graph, computed on demand."""
 
-    def __init__(self) -> None:
-        self._known: dict[Node, torch.Tensor | None] = {}
+    def __init__(self, samples: int) -> None:
+        self.samples = samples  # of one micro-batch
+        self._known: dict[Node, object] = {}
 
-    def is_uniform(self, node: Node, shard: Shard, samples: int) -> bool:
-        """Tell whether a constant is the same for all ``samples`` that lie along the shard."""
-        value = self._value(node)
+    def is_uniform(self, node: Node, shard: Shard) -> bool:
+        """Tell whether a value is the same for all samples that lie along the shard."""
+        if node.target is aten.expand.default:
+            source = val(node.args[0])
+            dim = shard.dim - (val(node).dim() - source.dim())
+            if dim < 0 or source.shape[dim] == 1:
+                return True
+        if node.target is collectives.shard:
+            return self.is_uniform(node.args[0], shard)
+        return self._is_constant_along(self._value(node), shard)
+
+    def _is_constant_along(self, value: object, shard: Shard) -> bool:
         if not isinstance(value, torch.Tensor):
             return False
         blocks = max(len(shard.blocks), 1)
         extent = value.shape[shard.dim]
-        if extent % (blocks * samples):
+        if extent % (blocks * self.samples):
             return False
-        wide = value.unflatten(shard.dim, (blocks, samples, extent // (blocks * samples)))
+        per_sample = extent // (blocks * self.samples)
+        wide = value.unflatten(shard.dim, (blocks, self.samples, per_sample))
         first = wide.narrow(shard.dim + 1, 0, 1)
         return bool((wide == first).all())
 
@@ -39,7 +55,7 @@ class Constants:
     def _compute(self, node: Node) -> object:
         fake = node.meta.get("val")
         small = not isinstance(fake, torch.Tensor) or fake.numel() <= LARGEST
-        if node.op != "call_function" or not small:
+        if node.op != "call_function" or not small or spec(node.target) is not None:
             return None
         if any(self._value(source) is None for source in node.all_input_nodes):
             return None

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
+from autoshard.ir.constants import Constants
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import Flat, ParamSpec
-from autoshard.ir.placement import REPLICATE, Placement, Shard
+from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Replicate, Shard
 from autoshard.ir.program import Program
 from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
 from autoshard.ir.rules.table import choose
@@ -39,6 +40,12 @@ class Inference:
     env: dict[Node, Value | tuple[Value, ...]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     unproven: Counter[str] = field(default_factory=Counter)
+    origins: dict[Node, Node] = field(default_factory=dict)  # saved input -> its node in F
+    constants: Constants = field(init=False)
+
+    def __post_init__(self) -> None:
+        split = (leaf.shape[0] for leaf in self.program.leaves if leaf.is_split)
+        self.constants = Constants(next(split, 1))
 
     def walk(self, function: GraphFunction) -> None:
         """Infer every call in order; the placements of the placeholders are in ``env``."""
@@ -53,6 +60,8 @@ class Inference:
             return self._item(node)
         if node.target is collectives.view_at:
             return self._param_view(node)
+        if node.target is collectives.pack:
+            return self._packed(node)
         ins = tuple(self.env[n] for n in tensor_inputs(node))
         count = len(shapes_of(node))
         if any(value is None for value in ins):
@@ -61,9 +70,17 @@ class Inference:
         if not choice.proven:
             self.unproven[str(node.target)] += 1
             return None if count == 1 else (None,) * count
-        if choice.wants != ins:
+        if not all(map(self._lies_as, tensor_inputs(node), ins, choice.wants)):
             self._report(node, ins, choice.wants)
         return choice.outs[0] if count == 1 else choice.outs
+
+    def _lies_as(self, node: Node, have: Placement, want: Placement) -> bool:
+        """Tell whether an operand may be read as ``want``; over dp constants lie either way."""
+        if have == want:
+            return True
+        split = isinstance(want, Shard) and isinstance(have, Replicate)
+        made = self.origins.get(node, node)
+        return split and self.axis.name == "dp" and self.constants.is_uniform(made, want)
 
     def _consistent_choice(self, node: Node, ins: tuple[Placement, ...]) -> Choice:
         """Return the rule's choice for global output shapes that agree with what it chose.
@@ -106,6 +123,11 @@ class Inference:
             return values
         tensors = [i for i, v in enumerate(val(source)) if isinstance(v, torch.Tensor)]
         return values[tensors.index(index)]
+
+    def _packed(self, node: Node) -> Value:
+        """Return the placement of a flat buffer: over tp each part keeps its own."""
+        values = {self.env[n] for n in node.all_input_nodes}
+        return PARTIAL if self.axis.name == "dp" and values == {PARTIAL} else None
 
     def _param_view(self, node: Node) -> Value:
         """Return the placement of the parameter that is read out of a gathered flat bucket."""

@@ -11,11 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autoshard.ir.graph_function import BOUNDARY, GRAD, LOSS, SAVED, TANGENT, GraphFunction
+from torch.fx import Node
+
+from autoshard.ir.graph_function import (
+    BOUNDARY,
+    FLAT_GRAD,
+    GRAD,
+    LOSS,
+    SAVED,
+    TANGENT,
+    GraphFunction,
+)
 from autoshard.ir.infer import Axis, Inference, Value
-from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement
+from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from autoshard.ir.program import Program, Stage
 from autoshard.ir.sources import cotangent, source_placement
+from autoshard.ops import collectives
 
 COMPUTE_PHASES = ("F", "I", "W")
 
@@ -55,6 +66,7 @@ def _check_stage(
 ) -> dict[str, Value]:
     """Check one stage's phases in order and return the placements of what it sends on."""
     saved: dict[str, Value] = {}
+    makers: dict[str, Node] = {}  # of saved values
     sent: dict[str, Value] = {}
     for phase in COMPUTE_PHASES:
         function = stage.phases.get(phase)
@@ -63,6 +75,8 @@ def _check_stage(
         run = Inference(program, axis)
         for port, node in zip(function.inputs, function.placeholders, strict=True):
             run.env[node] = source_placement(program, axis, port, received, sent, saved)
+            if port.kind == SAVED and port.name in makers:
+                run.origins[node] = makers[port.name]
         run.walk(function)
         where = f"stage {stage.index}, {phase}, {axis.name}"
         findings.wrong += [f"{where}: {text}" for text in run.wrong]
@@ -70,6 +84,7 @@ def _check_stage(
         for op, count in run.unproven.items():
             findings.unproven[op] = findings.unproven.get(op, 0) + count
         saved |= _named(function, SAVED, run)
+        makers |= {n: node for n, node in function.named_results(SAVED).items() if node}
         sent |= _named(function, BOUNDARY, run)
         ends = _check_ends(program, function, axis, run, received)
         findings.wrong += [f"{where}: {text}" for text in ends]
@@ -90,6 +105,9 @@ def _check_ends(
 ) -> Iterator[str]:
     for port, node in zip(function.outputs, function.results, strict=True):
         value = run.env.get(node) if node is not None else None
+        if port.kind == FLAT_GRAD and node is not None:
+            yield from _check_packed(program, axis, port.name, node, run)
+            continue
         if value is None:
             continue
         if port.kind == BOUNDARY and isinstance(value, Partial):
@@ -97,6 +115,26 @@ def _check_ends(
         expected = _expected(program, axis, port.kind, port.name, received)
         if expected is not None and value != expected:
             yield f"{port.kind} '{port.name}' is {value} and must be {expected}"
+
+
+def _check_packed(
+    program: Program, axis: Axis, bucket_name: str, node: Node, run: Inference
+) -> Iterator[str]:
+    """Check each gradient that was packed in a flat bucket, and that dp reduced the bucket."""
+    packed = node
+    while packed.target is not collectives.pack and packed.all_input_nodes:
+        packed = packed.all_input_nodes[0]
+    bucket = next(b for b in program.buckets if b.name == bucket_name)
+    values = packed.all_input_nodes
+    if packed.target is not collectives.pack or len(values) != len(bucket.fqns):
+        return
+    for name, value in zip(bucket.fqns, values, strict=True):
+        have, want = run.env[value], _expected(program, axis, GRAD, name, {})
+        if have is not None and have != want:
+            yield f"{GRAD} '{name}' is {have} and must be {want}"
+    reduced = Shard(0) if bucket.axis == "dp" else REPLICATE
+    if axis.name == "dp" and run.env[node] not in (None, reduced):
+        yield f"{FLAT_GRAD} '{bucket_name}' is {run.env[node]} and must be {reduced}"
 
 
 def _expected(

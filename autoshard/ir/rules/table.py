@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.ir.placement import Placement
 from autoshard.ir.rules import (
     attention,
+    backward,
     communication,
     contractions,
     convolution,
@@ -30,6 +31,7 @@ FAMILIES = (
     factories,
     convolution,
     communication,
+    backward,
 )
 RULES: dict[object, Rule] = {op: rule for family in FAMILIES for op, rule in family.TABLE.items()}
 
