@@ -166,15 +166,19 @@ constexpr int64_t kMaxChunks = 64;     // chunks of rows in a backward
 constexpr int64_t kMinChunkRows = 64;  // keeps the partial sums small beside the rows
 constexpr int64_t kMaxPartialFloats = 1 << 21;
 constexpr int64_t kElementsPerThread = 1 << 15;  // below this a thread costs more than it brings
+constexpr int64_t kDropPiece = 1 << 12;           // elements whose marks fit the first-level cache
 constexpr int64_t kStreamBytes = 32 << 20;       // a shared cache reports more than one job gets
 
 using ForwardRows = void (*)(const Forward&, int64_t, int64_t, float*, uint8_t*);
 using BackwardRows = void (*)(const Backward&, int64_t, int64_t, const Partials&, uint8_t*);
 
+using DropElements = void (*)(const Keys&, const void*, void*, int64_t, int64_t, bool, uint8_t*);
+
 // The loops of one instruction set and one storage type.  Index: [RMSNorm][bias or dropout].
 struct Loops {
   ForwardRows forward[2][2];
   BackwardRows backward[2][2];
+  DropElements drop;
   void (*spread[2])(const void*, float*, int64_t);                     // [parameter is float32]
   void (*collect[2])(float*, int64_t, int64_t, void*, int64_t);
   int vector_bytes;
@@ -191,6 +195,7 @@ struct InstructionSet {
     {isa::forward_rows<T, true, false>, isa::forward_rows<T, true, true>}},   \
    {{isa::backward_rows<T, false, false>, isa::backward_rows<T, false, true>}, \
     {isa::backward_rows<T, true, false>, isa::backward_rows<T, true, true>}}, \
+   isa::drop_elements<T>,                                                    \
    {isa::spread<T, T>, isa::spread<T, float>},                               \
    {isa::collect<T, T>, isa::collect<T, float>},                             \
    4 * isa::kLanes}
@@ -329,6 +334,25 @@ void add_norm_backward_cpu(const NormBackward& args, int threads) {
   write_gradient(shape, loops, partials.get(), chunks, stride, args.dweight);
   write_gradient(shape, loops, partials.get() + width, chunks, stride, args.dbias);
   write_gradient(shape, loops, partials.get() + 2 * width, chunks, stride, args.dinput_bias);
+}
+
+void dropout_cpu(const DropoutCall& args, int threads) {
+  const Loops& loops = loops_of(args.dtype);
+  const Keys keys = keys_of(&args.dropout);
+  const NormShape shape = {args.runs, args.run, args.dtype, args.dtype};
+  const bool stream = should_stream(shape, loops.vector_bytes, args.y, args.y);
+  const int64_t pieces_of_run = (args.run + kDropPiece - 1) / kDropPiece;
+  const int64_t pieces = args.runs * pieces_of_run, bytes = element_bytes(args.dtype);
+  const int workers = thread_count(shape, threads, pieces);
+  each_piece(workers, workers, [&](int64_t worker) {
+    const Buffer<uint8_t> marks = allocate<uint8_t>(kDropPiece + 2 * kPadding);
+    for (int64_t p = pieces * worker / workers; p < pieces * (worker + 1) / workers; ++p) {
+      const int64_t run = p / pieces_of_run, begin = p % pieces_of_run * kDropPiece;
+      const int64_t count = std::min(kDropPiece, args.run - begin), at = (run * args.run + begin) * bytes;
+      loops.drop(keys, static_cast<const char*>(args.x) + at, static_cast<char*>(args.y) + at, count,
+                 keys.first + run * keys.outer_stride + begin, stream, marks.get());
+    }
+  });
 }
 
 const char* cpu_instruction_sets() {

@@ -29,6 +29,18 @@ int add_norm_backward_cuda(const NormBackward& args, float* workspace, void* str
   }
 }
 
+int dropout_cuda(const DropoutCall& args, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  switch (args.dtype) {
+    case DType::kFloat32:
+      return dropout_as<float>(args, on);
+    case DType::kBFloat16:
+      return dropout_as<bf16>(args, on);
+    default:
+      return dropout_as<f16>(args, on);
+  }
+}
+
 int64_t workspace_floats(const NormShape& shape) { return backward_floats(shape); }
 
 const char* cuda_error_text(int error) {

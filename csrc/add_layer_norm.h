@@ -80,7 +80,20 @@ struct NormBackward {
   void* dinput_bias = nullptr;  // null: not wanted
 };
 
+// Dropout alone, its own backward too: `runs` stretches of `run` neighbouring elements; stretch i
+// begins at global index rng[2] * sample_elements + first + i * outer_stride.  Bytes moved: 2 units
+// (eager moves 2.25 and stores the mask).
+struct DropoutCall {
+  int64_t runs = 0;
+  int64_t run = 0;
+  DType dtype = DType::kFloat32;
+  const void* x = nullptr;
+  void* y = nullptr;
+  Dropout dropout;
+};
+
 // CPU. `threads` is an upper bound; results do not depend on it.
+void dropout_cpu(const DropoutCall& args, int threads);
 void add_norm_forward_cpu(const NormForward& args, int threads);
 void add_norm_backward_cpu(const NormBackward& args, int threads);
 
@@ -91,6 +104,7 @@ bool use_cpu_instruction_set(const char* name);
 
 // CUDA, launched on `stream` without waiting; returns a cudaError_t.  `workspace` holds the partial
 // sums of the parameters' gradients: `workspace_floats` floats.
+int dropout_cuda(const DropoutCall& args, void* stream);
 int add_norm_forward_cuda(const NormForward& args, void* stream);
 int add_norm_backward_cuda(const NormBackward& args, float* workspace, void* stream);
 int64_t workspace_floats(const NormShape& shape);

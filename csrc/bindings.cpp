@@ -23,6 +23,11 @@ void backward(Address dy, Address ds, Address s, Address mean, Address rstd, Add
       backward_of(dy, ds, s, mean, rstd, weight, dresidual, dweight, dbias, shape), threads);
 }
 
+void dropout(Address x, Address y, int64_t runs, int64_t run, int dtype, int threads,
+             const Dropout& keys) {
+  dropout_cpu(dropout_of(x, y, runs, run, dtype, keys), threads);
+}
+
 void dropout_forward(Address x, Address residual, Address weight, Address bias, Address y,
                      Address s, Address mean, Address rstd, int64_t rows, int64_t hidden, int dtype,
                      int parameter_dtype, double eps, int threads, Address input_bias,
@@ -55,6 +60,7 @@ PYBIND11_MODULE(_native, module) {
   using release = py::call_guard<py::gil_scoped_release>;
   module.def("add_norm_forward", &forward, release());
   module.def("add_norm_backward", &backward, release());
+  module.def("dropout", &dropout, release());
   module.def("dropout_add_norm_forward", &dropout_forward, release());
   module.def("dropout_add_norm_backward", &dropout_backward, release());
   module.def("instruction_sets", &cpu_instruction_sets);

@@ -56,6 +56,11 @@ inline NormBackward backward_of(Address dy, Address ds, Address s, Address mean,
   return args;
 }
 
+inline DropoutCall dropout_of(Address x, Address y, int64_t runs, int64_t run, int dtype,
+                              const Dropout& dropout) {
+  return {runs, run, static_cast<DType>(dtype), pointer(x), pointer(y), dropout};
+}
+
 inline void define_dropout(pybind11::module_& module) {
   pybind11::class_<Dropout>(module, "Dropout", pybind11::module_local(),
                             "Scale, threshold and keys of one dropout, and where its rows lie.")

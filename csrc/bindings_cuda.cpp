@@ -32,6 +32,11 @@ void backward(Address dy, Address ds, Address s, Address mean, Address rstd, Add
       pointer<float>(workspace), pointer(stream)));
 }
 
+void dropout(Address x, Address y, int64_t runs, int64_t run, int dtype, Address stream,
+             const Dropout& keys) {
+  check(dropout_cuda(dropout_of(x, y, runs, run, dtype, keys), pointer(stream)));
+}
+
 void dropout_forward(Address x, Address residual, Address weight, Address bias, Address y,
                      Address s, Address mean, Address rstd, int64_t rows, int64_t hidden, int dtype,
                      int parameter_dtype, double eps, Address stream, Address input_bias,
@@ -68,6 +73,7 @@ PYBIND11_MODULE(_native_cuda, module) {
   using release = py::call_guard<py::gil_scoped_release>;
   module.def("add_norm_forward", &forward, release());
   module.def("add_norm_backward", &backward, release());
+  module.def("dropout", &dropout, release());
   module.def("dropout_add_norm_forward", &dropout_forward, release());
   module.def("dropout_add_norm_backward", &dropout_backward, release());
   module.def("workspace_floats", &workspace);

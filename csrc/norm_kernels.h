@@ -86,7 +86,7 @@ struct Chunk<T, 1> {
 };
 
 template <class T, int kWidth>
-__device__ inline Chunk<T, kWidth> load_chunk(const void* row, int chunk) {
+__device__ inline Chunk<T, kWidth> load_chunk(const void* row, int64_t chunk) {
   using Raw = decltype(Chunk<T, kWidth>::raw);
   Chunk<T, kWidth> out;
   out.raw = static_cast<const Raw*>(row)[chunk];
@@ -94,7 +94,7 @@ __device__ inline Chunk<T, kWidth> load_chunk(const void* row, int chunk) {
 }
 
 template <class T, int kWidth>
-__device__ inline void store_chunk(void* row, int chunk, const float (&value)[kWidth]) {
+__device__ inline void store_chunk(void* row, int64_t chunk, const float (&value)[kWidth]) {
   using Raw = decltype(Chunk<T, kWidth>::raw);
   Chunk<T, kWidth> out;
 #pragma unroll
@@ -200,6 +200,26 @@ __device__ inline void drop(const Dropout& d, int64_t index, float (&value)[kWid
       for (int w = 0; w < 4; ++w) value[j + w] *= words.word[w] < d.threshold ? 0.0f : d.scale;
     }
   }
+}
+
+struct DropoutArgs {
+  DropoutCall call;
+  int64_t chunks;  // of one run
+};
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kShortThreads) dropout_kernel(DropoutArgs args) {
+  const DropoutCall& call = args.call;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at >= call.runs * args.chunks) return;
+  const int64_t run = at / args.chunks, chunk = at % args.chunks;
+  const Chunk<T, kWidth> x = load_chunk<T, kWidth>(call.x, at);
+  float value[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) value[j] = widen(x.value[j]);
+  const int64_t first = row_start(call.dropout, run, 0);
+  drop<kWidth>(call.dropout, first + chunk * kWidth, value);
+  store_chunk<T, kWidth>(call.y, at, value);
 }
 
 // ---- forward -----------------------------------------------------------------------------------

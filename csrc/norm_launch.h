@@ -116,6 +116,24 @@ int backward_as(const NormBackward& b, float* workspace, cudaStream_t stream) {
               : launch_backward<T, 1>(args, stream);
 }
 
+template <class T, int kWidth>
+int launch_dropout(const DropoutCall& call, cudaStream_t stream) {
+  const DropoutArgs args = {call, call.run / kWidth};
+  const int64_t blocks = (call.runs * args.chunks + kShortThreads - 1) / kShortThreads;
+  if (blocks == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(blocks));
+  AUTOSHARD_LAUNCH((dropout_kernel<T, kWidth>), grid, dim3(kShortThreads), stream, args);
+  return cudaGetLastError();
+}
+
+template <class T>
+int dropout_as(const DropoutCall& call, cudaStream_t stream) {
+  const NormShape shape = {call.runs, call.run, call.dtype, call.dtype};
+  return allows_wide(shape, &call.dropout, call.x, call.y)
+             ? launch_dropout<T, 16 / sizeof(T)>(call, stream)
+             : launch_dropout<T, 1>(call, stream);
+}
+
 // Floats of workspace that a backward may need.  Alignment and dropout choose the layout at launch:
 // this is room for the largest.
 inline int64_t backward_floats(const NormShape& shape) {

@@ -184,15 +184,36 @@ AUTOSHARD_OUTLINE void normalise_row(const Forward& f, const float* wide, int64_
       []() AUTOSHARD_INLINE_LAMBDA {});
 }
 
-// Marks the dropped elements of a row; returns where the row's first one is in `buffer`.
-AUTOSHARD_OUTLINE const uint8_t* drop_row(const Keys& dropout, int64_t row, int64_t hidden,
-                               uint8_t* buffer) {
+// Marks the dropped ones of `count` elements from global index `first` on; returns where the first
+// one's mark is in `buffer`.
+AUTOSHARD_OUTLINE const uint8_t* mark_dropped(const Keys& dropout, int64_t first, int64_t count,
+                                              uint8_t* buffer) {
   if (dropout.threshold == 0) return buffer;  // zeroed by the caller: nothing is dropped
-  const int64_t first = dropout.first + row / dropout.inner_rows * dropout.outer_stride +
-                        row % dropout.inner_rows * hidden;
   const int64_t lead = first & 3;
-  drop_bytes(buffer, static_cast<uint64_t>(first) >> 2, (lead + hidden + 3) >> 2, dropout);
+  drop_bytes(buffer, static_cast<uint64_t>(first) >> 2, (lead + count + 3) >> 2, dropout);
   return buffer + lead;
+}
+
+inline const uint8_t* drop_row(const Keys& dropout, int64_t row, int64_t hidden, uint8_t* buffer) {
+  const int64_t place = row / dropout.inner_rows * dropout.outer_stride + row % dropout.inner_rows * hidden;
+  return mark_dropped(dropout, dropout.first + place, hidden, buffer);
+}
+
+// Dropout alone, of `count` neighbouring elements.
+template <class T>
+void drop_elements(const Keys& dropout, const void* from, void* to, int64_t count, int64_t first,
+                   bool stream, uint8_t* bytes) {
+  const T* x = static_cast<const T*>(from);
+  T* y = static_cast<T*>(to);
+  const uint8_t* dropped = mark_dropped(dropout, first, count, bytes);
+  const Vec scale = splat(dropout.scale);
+  each_group(
+      count,
+      [&](int64_t i, auto part) AUTOSHARD_INLINE_LAMBDA {
+        store(y + i, mul(load(x + i, part), zero_dropped<T>(dropped + i, scale)), part, stream);
+      },
+      []() AUTOSHARD_INLINE_LAMBDA {});
+  finish_streaming();
 }
 
 template <class T, bool kRms, bool kDrop>

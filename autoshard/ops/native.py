@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autoshard.diagnostics import OperatorError
 from autoshard.ops.norm_checks import statistics_shape
 
 
@@ -55,6 +56,19 @@ def has_kernel(x: Tensor) -> bool:
     return _MODULES.get(x.device.type) is not None and x.dtype in _TAGS
 
 
+def module_of(x: Tensor) -> Any:
+    """Return the compiled module for tensors of this device; ask ``has_kernel`` first."""
+    return _MODULES[x.device.type]
+
+
+def dropout(x: Tensor, runs: int, length: int, keys: Any) -> Tensor:
+    """Return x with elements dropped; ``keys`` is the module's Dropout, see ``dropout_runs``."""
+    (x,) = _dense(x)
+    y = torch.empty_like(x)
+    module_of(x).dropout(x.data_ptr(), y.data_ptr(), runs, length, _TAGS[x.dtype], _lane(x), keys)
+    return y
+
+
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> LayerNormResults:
@@ -64,7 +78,7 @@ def add_layer_norm(
     mean = x.new_empty(statistics_shape(x), dtype=torch.float32)
     rstd = torch.empty_like(mean)
     parameter = weight if weight is not None else bias
-    _MODULES[x.device.type].add_norm_forward(
+    module_of(x).add_norm_forward(
         *_addresses(x, residual, weight, bias, y, s, mean, rstd),
         *_sizes(x, parameter),
         eps,
@@ -78,7 +92,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
     x, residual, weight = _dense(x, residual, weight)
     y, s = torch.empty_like(x), torch.empty_like(x)
     rstd = x.new_empty(statistics_shape(x), dtype=torch.float32)
-    _MODULES[x.device.type].add_norm_forward(
+    module_of(x).add_norm_forward(
         *_addresses(x, residual, weight, None, y, s, None, rstd), *_sizes(x, weight), eps, _lane(x)
     )
     return y, s, rstd
@@ -99,12 +113,71 @@ def add_norm_backward(
     dtype = s.dtype if weight is None else weight.dtype
     dweight = s.new_empty([0 if weight is None else s.shape[-1]], dtype=dtype)
     dbias = s.new_empty([s.shape[-1] if has_bias else 0], dtype=dtype)
-    _MODULES[s.device.type].add_norm_backward(
+    workspace = _workspace(s)
+    module_of(s).add_norm_backward(
         *_addresses(dy, ds, s, mean, rstd, weight, dx, dweight, dbias),
         *_sizes(s, weight),
-        *_backward_lane(s),
+        _lane(s),
+        *(() if workspace is None else _addresses(workspace)),
     )
     return dx, dweight, dbias
+
+
+def dropout_add_layer_norm(
+    x: Tensor,
+    input_bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    keys: Any,
+) -> LayerNormResults:
+    """Return (y, s, mean, rstd) of the norm of ``dropout(x + input_bias) + residual``."""
+    x, input_bias, residual, weight, bias = _dense(x, input_bias, residual, weight, bias)
+    y, s = torch.empty_like(x), torch.empty_like(x)
+    mean = x.new_empty(statistics_shape(x), dtype=torch.float32)
+    rstd = torch.empty_like(mean)
+    parameter = next((p for p in (weight, bias, input_bias) if p is not None), None)
+    module_of(x).dropout_add_norm_forward(
+        *_addresses(x, residual, weight, bias, y, s, mean, rstd),
+        *_sizes(x, parameter),
+        eps,
+        _lane(x),
+        *_addresses(input_bias),
+        keys,
+    )
+    return y, s, mean, rstd
+
+
+def dropout_add_norm_backward(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    has_bias: bool,
+    has_input_bias: bool,
+    keys: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return (dx, dresidual, dinput_bias, dweight, dbias); an absent parameter's is empty."""
+    dy, ds, s, mean, rstd, weight = _dense(dy, ds, s, mean, rstd, weight)
+    dx, dresidual = torch.empty_like(s), torch.empty_like(s)
+    dtype = s.dtype if weight is None else weight.dtype
+    dinput_bias, dweight, dbias = (
+        s.new_empty([s.shape[-1] if wanted else 0], dtype=dtype)
+        for wanted in (has_input_bias, weight is not None, has_bias)
+    )
+    workspace = _workspace(s)
+    module_of(s).dropout_add_norm_backward(
+        *_addresses(dy, ds, s, mean, rstd, weight, dresidual, dweight, dbias),
+        *_sizes(s, weight),
+        _lane(s),
+        *(() if workspace is None else _addresses(workspace)),
+        *_addresses(dx, dinput_bias),
+        keys,
+    )
+    return dx, dresidual, dinput_bias, dweight, dbias
 
 
 def _dense(*values: Tensor | None) -> list[Any]:
@@ -126,17 +199,19 @@ def _lane(x: Tensor) -> int:
     """Return where a kernel runs: the number of threads on CPU, the stream handle on CUDA."""
     if x.device.type == "cpu":
         return torch.get_num_threads()
+    if x.device.index != torch.cuda.current_device():
+        current = torch.cuda.current_device()
+        raise OperatorError(
+            f"a kernel for tensors on {x.device} was called while cuda:{current} is current",
+            help="call it under torch.cuda.device(tensor.device)",
+        )
     return torch.cuda.current_stream(x.device).cuda_stream
 
 
-def _backward_lane(s: Tensor) -> tuple[int, ...]:
-    """Return where a backward runs; on CUDA with the address of its workspace.
-
-    The workspace may be freed at once: the allocator hands it only to later work of this stream.
-    """
+def _workspace(s: Tensor) -> Tensor | None:
+    """Return room for a CUDA backward's partial sums; keep it until the kernel is launched."""
     if s.device.type == "cpu":
-        return (torch.get_num_threads(),)
+        return None
     hidden = s.shape[-1]
-    floats = CUDA.module.workspace_floats(s.numel() // hidden, hidden, _TAGS[s.dtype])
-    workspace = torch.empty(floats, dtype=torch.float32, device=s.device)
-    return (_lane(s), workspace.data_ptr())
+    floats = module_of(s).workspace_floats(s.numel() // hidden, hidden, _TAGS[s.dtype])
+    return torch.empty(floats, dtype=torch.float32, device=s.device)
