@@ -144,7 +144,7 @@ def _check_forward(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Ten
     checks.check_sum(NAME, x, residual)
     checks.check_parameter(NAME, "weight", x, weight)
     checks.check_parameter(NAME, "bias", x, bias)
-    checks.check_same_dtype(NAME, weight, bias)
+    checks.check_same_dtype(NAME, {"weight": weight, "bias": bias})
 
 
 def _check_backward(

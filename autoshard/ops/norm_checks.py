@@ -1,5 +1,7 @@
 """Argument checks and shape rules shared by the fused normalisation ops."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -47,10 +49,12 @@ def check_parameter(op: str, name: str, x: Tensor, parameter: Tensor | None) -> 
         )
 
 
-def check_same_dtype(op: str, weight: Tensor | None, bias: Tensor | None) -> None:
-    """Raise OperatorError when weight and bias are both there with different dtypes."""
-    if weight is not None and bias is not None and weight.dtype != bias.dtype:
-        raise OperatorError(f"{op}: weight is {weight.dtype} but bias is {bias.dtype}")
+def check_same_dtype(op: str, parameters: Mapping[str, Tensor | None]) -> None:
+    """Raise OperatorError when parameters that are there have different dtypes."""
+    found = {name: value.dtype for name, value in parameters.items() if value is not None}
+    if len(set(found.values())) > 1:
+        listed = " but ".join(f"{name} is {dtype}" for name, dtype in found.items())
+        raise OperatorError(f"{op}: {listed}")
 
 
 def check_gradient(op: str, name: str, s: Tensor, gradient: Tensor | None) -> None:

@@ -129,6 +129,26 @@ void run(const Problem& p, double allowed) {
   }
 }
 
+// Dropout alone: two stretches, 60 elements apart in the global tensor.
+template <class T>
+void run_dropout(int64_t length, double allowed) {
+  const Problem p = {"dropout alone", 2, length, false, true};
+  const Array<T> x(2 * length, 1);
+  Array<T> y(2 * length);
+  Keys keys(p);
+  keys.dropout.inner_rows = 1;
+  keys.dropout.outer_stride = 60;
+  DropoutCall call = {2, length, DType::kFloat32, x.data, y.data, keys.dropout};
+  if (sizeof(T) == 2) call.dtype = DType::kFloat16;
+  dropout_as<T>(call, nullptr);
+  for (int64_t i = 0; i < 2 * length; ++i) {
+    const int64_t first = keys.rng[2] * 8 * length + 4 * length;
+    const int64_t index = first + i / length * 60 + i % length;
+    const bool kept = philox(index / 4, 5, 3, 77).word[index % 4] >= keys.dropout.threshold;
+    expect(p, "y", i, y[i], kept ? x[i] / 0.75 : 0.0, allowed);
+  }
+}
+
 // 64 threads a block at most: 3 and 2 chunks a thread stay in registers, forward and backward.
 const Problem kProblems[] = {
     {"one warp a row, 16-byte chunks", 5, 40, false, false},
@@ -147,6 +167,12 @@ int main() {
 #if !defined(ONLY_FLOAT32)
     run<bf16>(p, 1.0 / 256);
     run<f16>(p, 1.0 / 2048);
+#endif
+  }
+  for (const int64_t length : {1, 7, 40}) {
+    run_dropout<float>(length, 1e-6);
+#if !defined(ONLY_FLOAT32)
+    run_dropout<f16>(length, 1.0 / 2048);
 #endif
   }
   std::printf("ok\n");
