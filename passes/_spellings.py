@@ -181,7 +181,7 @@ def _masked_fill(rewriter: Rewriter, node: Node) -> Node | None:
 
 
 def _copy(rewriter: Rewriter, node: Node) -> Node:
-    """Functional copy_: the source in the type and shape of what it overwrites."""
+    """The second argument in the type and shape of what it overwrites."""
     source, like = node.args[1], val(node)
     if val(source).dtype != like.dtype:
         source = rewriter.call(aten._to_copy.default, source, like=node, dtype=like.dtype)
@@ -253,7 +253,6 @@ RULES: dict[object, Rule] = {
     aten.mul.Tensor: _multiply,
     aten.div.Tensor: _multiply,
     aten.masked_fill.Tensor: _masked_fill,
-    aten.copy.default: _copy,
     aten.fill.Tensor: _overwrite,
     aten.fill.Scalar: _overwrite,
     aten.slice_scatter.default: _slice_scatter,

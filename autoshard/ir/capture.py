@@ -27,13 +27,13 @@ from autoshard.ir.batch import Loss, batch_leaves, compute, leaf_specs, rebuild
 from autoshard.ir.capture_guards import check_model, explain, watched
 from autoshard.ir.compare import compare_with_eager
 from autoshard.ir.custom_functions import CustomFunctions
-from autoshard.ir.dropout_sites import replace_dropout
+from autoshard.ir.dropout_sites import replace_dropout, respell_inplace
 from autoshard.ir.export_graph import MODEL, convert, module_path
 from autoshard.ir.export_spelling import is_functional
 from autoshard.ir.fake_model import faked, mode_of, param_table
 from autoshard.ir.grad_regions import inline_grad_regions
 from autoshard.ir.program import Program
-from autoshard.ir.program_guards import check_constants, check_program
+from autoshard.ir.program_guards import check_constants, check_program, check_regions
 from autoshard.mesh import Mesh
 
 
@@ -144,6 +144,8 @@ def _export(
             exported = export_functional(whole, values)
         functions.check()
         inline_grad_regions(exported.graph_module)
+        check_regions(exported, module_path)
+        respell_inplace(exported.graph_module)
         if not is_functional(exported.graph):
             exported = decompose(exported)
         return exported, found

@@ -206,15 +206,23 @@ def _refuse_devices(model: nn.Module) -> None:
 
 def _refuse_batch_norm(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-        if is_norm and (module.training or not model.training):
-            raise CaptureError(
-                f"{_called(path, module)} is a {type(module).__name__} in train mode: its batch"
-                " statistics would be those of one micro-batch of one rank",
-                code="AS706",
-                help="use LayerNorm or GroupNorm, or freeze it: model.train() and then"
-                f" model.get_submodule('{path}').eval()",
-            )
+        if not _updates_statistics(module) or not (module.training or not model.training):
+            continue
+        raise CaptureError(
+            f"{_called(path, module)} is a {type(module).__name__} in train mode: its batch"
+            " statistics would be those of one micro-batch of one rank",
+            code="AS706",
+            help="use LayerNorm or GroupNorm, or freeze it: model.train() and then"
+            f" model.get_submodule('{path}').eval()",
+        )
+
+
+def _updates_statistics(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return True
+    return isinstance(module, nn.modules.instancenorm._InstanceNorm) and (
+        module.track_running_stats is True
+    )
 
 
 def _refuse_kept_tensors(model: nn.Module, before: Mapping[nn.Module, dict]) -> None:

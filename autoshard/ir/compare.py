@@ -7,7 +7,6 @@ dropout keeps everything, so both scale by 1 / (1 - p) alike and the user's mode
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.diagnostics import CaptureError
 from autoshard.ir.batch import Loss, batch_leaves, compute, rebuild
-from autoshard.ir.evaluate import Reference, caller, model_tensors, run_reference
+from autoshard.ir.evaluate import Reference, caller, gradients, model_tensors, run_reference
 from autoshard.ir.fake_model import kept_attributes, mode_of, swapped, tensor_names
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.program import Program
@@ -31,9 +30,8 @@ TOLERANCE = {
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
-# A gradient is measured against itself and against this part of the model's largest gradient: the
-# gradient of a key bias under softmax is truly zero.
-FLOOR = 1e-6
+# Roundings of the largest gradient that one that is truly zero may be off by.
+ROUNDING = 16
 # Beyond this the comparison would cost more than it tells.
 MOST_BYTES = 4 * 2**30
 
@@ -83,7 +81,8 @@ def compare_with_eager(
 def difference(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> float:
     """Return max |a - b| / (max |b| + floor): the one metric of equivalence.
 
-    ``floor`` is FLOOR times the largest gradient of the model.
+    A gradient may be truly zero (a key bias under softmax): ``floor`` is a part of the model's
+    largest gradient, such that tolerance x floor is rounding of that one.
     """
     if ours.shape != theirs.shape:
         return float("inf")
@@ -150,16 +149,11 @@ def _run_eager(model: nn.Module, batch: object, loss: Loss | None, training: boo
             }
             kind, results = compute(model, loss, batch)
             value = results[""] if kind == "loss" else None
-            grads = _grads(value, trained) if training and value is not None else {}
+            grads = gradients(value, trained) if training and value is not None else {}
     finally:
         torch.random.set_rng_state(kept)
     outputs = {name: v.detach() for name, v in results.items()} if value is None else {}
     return Reference(None if value is None else value.detach(), grads, outputs)
-
-
-def _grads(loss: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    return {name: g for name, g in zip(trained, found, strict=True) if g is not None}
 
 
 class _DrawOnes(TorchDispatchMode):
@@ -188,13 +182,14 @@ def _measure(ours: Reference, eager: Reference, program: Program) -> CompareRepo
     pairs = {"": (ours.loss, eager.loss)} if eager.loss is not None else {}
     pairs = pairs or {name: (ours.outputs[name], v) for name, v in eager.outputs.items()}
     loss = max((difference(a, b) for a, b in pairs.values()), default=0.0)
+    dtypes = [s.dtype for s in program.params if s.dtype in TOLERANCE]
+    dtype = max(dtypes, key=TOLERANCE.__getitem__, default=torch.float32)
+    tolerance = TOLERANCE[dtype]
     largest = max((g.abs().max().item() for g in eager.grads.values() if g.numel()), default=0.0)
-    floor = FLOOR * largest
     names = dict.fromkeys((*eager.grads, *ours.grads))
+    floor = ROUNDING * torch.finfo(dtype).eps / tolerance * largest
     gaps = {name: _gap(ours.grads.get(name), eager.grads.get(name), floor) for name in names}
     worst = max(gaps, key=gaps.__getitem__, default="")
-    dtypes = [s.dtype for s in program.params if s.dtype in TOLERANCE]
-    tolerance = max((TOLERANCE[dtype] for dtype in dtypes), default=TOLERANCE[torch.float32])
     return CompareReport("", loss, gaps.get(worst, 0.0), worst, tolerance)
 
 

@@ -13,7 +13,7 @@ import operator
 from typing import NoReturn
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from autoshard.compat import FakeTensorMode
 from autoshard.diagnostics import CaptureError
@@ -39,6 +39,21 @@ def replace_dropout(function: GraphFunction, mode: FakeTensorMode) -> int:
         elif _is_random(node):
             _refuse(node)
     return sites.count
+
+
+def respell_inplace(module: GraphModule) -> None:
+    """Write dropout(inplace=True) as a copy of plain dropout, before in-place writes go.
+
+    before:  y = dropout_(x, p, train)
+    after:   y = copy_(x, dropout(x, p, train))
+    """
+    for part in (p for p in module.modules() if isinstance(p, GraphModule)):
+        for node in part.graph.find_nodes(op="call_function", target=aten.dropout_.default):
+            with part.graph.inserting_before(node):
+                dropped = part.graph.call_function(aten.dropout.default, node.args)
+                dropped.meta = dict(node.meta)
+            node.target, node.args = aten.copy_.default, (node.args[0], dropped)
+        part.recompile()
 
 
 class _Sites:
@@ -130,12 +145,13 @@ def _argument(node: Node, place: int, name: str, default: object) -> object:
 
 
 def _is_random(node: Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return (
-        node.op == "call_function"
-        and torch.Tag.nondeterministic_seeded in tags
-        and (node.target is not SDPA)
-    )
+    op = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()) or op is SDPA:
+        return False
+    # Recurrent layers draw between their layers, if at all.
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return given.get("dropout") != 0.0 and given.get("train") is not False
 
 
 def _refuse(node: Node) -> None:

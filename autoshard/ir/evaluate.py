@@ -64,7 +64,7 @@ def run_reference(
     with torch.set_grad_enabled(with_grads):
         results = evaluate(function, values, call)
     loss = results[0] if function.outputs[0].kind == LOSS else None
-    grads = _gradients(loss, leaves) if loss is not None and with_grads else {}
+    grads = gradients(loss, leaves) if loss is not None and with_grads else {}
     if loss is not None:
         return Reference(loss.detach(), grads, {})
     pairs = zip(function.outputs, results, strict=True)
@@ -127,6 +127,9 @@ def _inputs(
     return values, trained
 
 
-def _gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gradients(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradient of each leaf that the loss depends on."""
+    if not loss.requires_grad:
+        return {}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return {name: g for name, g in zip(leaves, found, strict=True) if g is not None}

@@ -150,15 +150,19 @@ def _add_call(build: _Builder, node: Node) -> None:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: build.nodes[n])
     grad = any(build.nodes[n] in build.needs_grad for n in node.all_input_nodes)
     is_detach = node.target is aten.detach.default
-    spelled = args[0] if is_detach and not grad else respell(node, args, kwargs)
-    if isinstance(spelled, Node):
-        build.nodes[node] = spelled
+    if is_detach and not grad:
+        build.nodes[node] = args[0]
         return
-    made = build.nodes[node] = build.graph.call_function(*spelled)
-    if grad and not is_detach and _is_float(node):
-        build.needs_grad.add(made)
-    set_info(made, _origin(node))
-    refake(made, build.mode)
+
+    def make(op: object, *args: object, **kwargs: object) -> Node:
+        made = build.graph.call_function(op, args, kwargs)
+        set_info(made, _origin(node))
+        refake(made, build.mode)
+        if grad and not is_detach and _is_float(made):
+            build.needs_grad.add(made)
+        return made
+
+    build.nodes[node] = respell(node, args, kwargs, make)
 
 
 def refake(node: Node, mode: FakeTensorMode) -> None:

@@ -6,6 +6,8 @@ not listed here, is first made functional by torch, which costs as much again as
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import Graph, Node
 
@@ -53,23 +55,37 @@ CASTS = frozenset(
 )
 _KNOWN = ERASED | IDENTITIES | RESHAPES | EXPANDS | CASTS | {aten.dropout.default}
 
-Call = tuple[object, tuple, dict]  # target, args, kwargs
+Make = Callable[..., Node]
 
 
-def respell(node: Node, args: tuple, kwargs: dict) -> Call | Node:
-    """Return how to write ``node`` on new ``args``, or the argument that it equals."""
+def respell(node: Node, args: tuple, kwargs: dict, make: Make) -> Node:
+    """Write ``node`` on its new ``args`` by ``make(op, *args, **kwargs)``, or return its equal."""
     value, target = node.meta["val"], node.target
     if target in IDENTITIES:
         return args[0]
     if target in RESHAPES:
-        return aten.reshape.default, (args[0], list(value.shape)), {}
+        return make(aten.reshape.default, args[0], list(value.shape))
     if target in EXPANDS:
-        return aten.expand.default, (args[0], list(value.shape)), {}
+        return make(aten.expand.default, args[0], list(value.shape))
     if target in CASTS:
-        if args[0].meta["val"].dtype == value.dtype:
-            return args[0]
-        return aten._to_copy.default, (args[0],), {"dtype": value.dtype}
-    return target, args, kwargs
+        return _cast(args[0], value, make)
+    if target is aten.copy.default:
+        return _copy(args[1], value, make)
+    return make(target, *args, **kwargs)
+
+
+def _cast(source: Node, value: torch.Tensor, make: Make) -> Node:
+    if source.meta["val"].dtype == value.dtype:
+        return source
+    return make(aten._to_copy.default, source, dtype=value.dtype)
+
+
+def _copy(source: Node, value: torch.Tensor, make: Make) -> Node:
+    """Functional copy_, which has no derivative: the source, in the type and shape it gets."""
+    source = _cast(source, value, make)
+    if source.meta["val"].shape == value.shape:
+        return source
+    return make(aten.expand.default, source, list(value.shape))
 
 
 def is_functional(graph: Graph) -> bool:

@@ -12,8 +12,8 @@ from torch import nn
 from autoshard.compat import FakeTensorMode, fake_like
 from autoshard.ir.params import ParamSpec, ParamTable
 
-# Attributes of a module that hold its parameters, buffers and submodules.
-TABLES = ("_parameters", "_buffers", "_modules")
+# Attributes that hold a module's parameters, buffers and submodules; the last one is nn.LSTM's.
+TABLES = ("_parameters", "_buffers", "_modules", "_flat_weights")
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,26 @@ def swapped(
         if not entry.is_buffer:
             value = nn.Parameter(value, requires_grad=entry.value.requires_grad)
         new[id(entry.value)] = named[entry.names[0]] = value
-    undo: list[tuple[dict, str, torch.Tensor]] = []
+    undo: list[tuple[nn.Module, dict, str, torch.Tensor]] = []
     try:
         for module in model.modules():
             for held in (module._parameters, module._buffers):
                 for name, value in tuple(held.items()):
                     if value is not None:
-                        undo.append((held, name, value))
-                        held[name] = new[id(value)]
+                        undo.append((module, held, name, value))
+                        _put(module, held, name, new[id(value)])
         yield named
     finally:
-        for held, name, value in undo:
-            held[name] = value
+        for module, held, name, value in undo:
+            _put(module, held, name, value)
+
+
+def _put(module: nn.Module, held: dict, name: str, value: torch.Tensor) -> None:
+    """Set a parameter or buffer; recurrent modules keep a second list, which only they can set."""
+    if isinstance(module, nn.RNNBase):
+        setattr(module, name, value)
+    else:
+        held[name] = value
 
 
 @contextmanager

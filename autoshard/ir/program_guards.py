@@ -9,7 +9,7 @@ from torch import nn
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from autoshard.compat import ExportedProgram, has_autograd
+from autoshard.compat import AUTOCAST_REGION, ExportedProgram, has_autograd
 from autoshard.diagnostics import CaptureError
 from autoshard.ir.user_line import span_of, user_line
 
@@ -22,11 +22,22 @@ def check_program(
     path_of: Callable[[Node], str],
     needs_grad: bool,
 ) -> None:
-    """Refuse dynamic shapes, control flow, batch statistics, lost gradients and written inputs."""
+    """Refuse dynamic shapes, batch statistics, lost gradients and written inputs."""
     for node in exported.graph.nodes:
         if node.op == "call_function":
             _check_node(node, path_of(node), needs_grad)
     _check_mutations(exported, leaves)
+
+
+def check_regions(exported: ExportedProgram, path_of: Callable[[Node], str]) -> None:
+    """Refuse control flow (torch.cond and its like); autocast regions are not of this kind."""
+    for node in exported.graph.nodes:
+        is_region = isinstance(node.target, torch._ops.HigherOrderOperator)
+        if is_region and node.target is not AUTOCAST_REGION:
+            path = path_of(node)
+            where = f" in `{path}`" if path else ""
+            message = f"control flow `{node.target}`{where}: ranks could take different ways"
+            _refuse(node, message, "AS701", "choose with torch.where")
 
 
 def check_constants(exported: ExportedProgram, model: nn.Module) -> None:
@@ -54,8 +65,6 @@ def _storage(value: torch.Tensor) -> int:
 
 def _check_node(node: Node, path: str, needs_grad: bool) -> None:
     where = f" in `{path}`" if path else ""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        _refuse(node, f"control flow `{node.target}`{where}", "AS701", "use plain torch")
     if _has_symbols(node.meta.get("val")):
         message = f"a shape{where} depends on the values of a tensor"
         _refuse(node, message, "AS701", "pad or mask to a fixed shape")

@@ -173,8 +173,43 @@ class WritesInPlace(Plain):
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x).clone()
         y[:, 0] = 0.0
+        y[:, 1] = self.fc(x)[:, 2]
         y[0].mul_(2.0)
         return y.relu_().sum() + torch.tensor(0.5)
+
+
+class DropsInPlace(Plain):
+    """nn.Dropout(inplace=True), a common idiom."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        z = F.dropout(y, 0.25, self.training, inplace=True)
+        return (y * z).sum()
+
+
+class Recurrent(Plain):
+    """nn.LSTM keeps its weights in a second list."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(4, 4, 2, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.fc(x))[0].pow(2).sum()
+
+
+class Conditional(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (self.fc(x),)).sum()
+
+
+class TracksInstances(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4, track_running_stats=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.fc(x)).pow(2).sum()
 
 
 class BatchNorm(Plain):

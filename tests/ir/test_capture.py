@@ -1,5 +1,8 @@
 """Capture gives one faithful forward graph with named ports."""
 
+import math
+import resource
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -161,12 +164,26 @@ def test_a_symbolically_traced_module_is_captured_like_any_other() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [models.NoGrad(), models.Autocast(), models.WritesInPlace(), models.Squares()],
+    [
+        models.NoGrad(),
+        models.Autocast(),
+        models.WritesInPlace(),
+        models.DropsInPlace(),
+        models.Squares(),
+        models.Recurrent(),
+    ],
     ids=lambda model: type(model).__name__,
 )
 def test_what_export_alone_gets_wrong_keeps_its_gradients(model: nn.Module) -> None:
     report = take(model).compared
     assert report.was_compared and report.gradient < 1e-5
+
+
+def test_dropout_in_place_is_our_dropout_too() -> None:
+    function = take(models.DropsInPlace()).forward
+    (node,) = calls(function, dropout)
+    (product,) = calls(function, aten.mul.Tensor)
+    assert product.args == (node, node)
 
 
 def test_a_region_without_gradients_is_detached_only_where_it_ends() -> None:
@@ -258,3 +275,14 @@ def test_skipping_torchs_own_functionalization_changes_nothing(
         program = capture(model, batch, loss, mesh=MESH, compare=False)
         texts.append(print_function(program.forward, fold=False))
     assert texts[0] == texts[1]
+
+
+def test_bloom_176b_on_the_meta_device_is_captured_without_its_numbers() -> None:
+    sizes = {"layers": 70, "width": 14336, "heads": 112, "vocab": 250880, "length": 2048}
+    model, batch, loss = tiny_hf("bloom", batch=2, **sizes, device="meta")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    program = capture(model, batch, loss, mesh=MESH)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert sum(math.prod(spec.shape) for spec in program.params) > 176e9
+    assert not program.compared.was_compared and grown_kib < 1 << 20
+    assert "70 x transformer.h.0 .. transformer.h.69" in print_function(program.forward)

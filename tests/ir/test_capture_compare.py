@@ -77,3 +77,11 @@ def test_a_promoted_program_computes_in_float64_throughout() -> None:
     counts = [(batch["labels"][rows, 1:] != -100).sum() for rows in (slice(0, 2), slice(2, 4))]
     mean = sum(x * n for x, n in zip(halves, counts, strict=True)) / sum(counts)
     assert abs(mean - whole.loss) < 1e-13
+
+
+def test_a_loss_without_parameters_has_no_gradients_to_compare() -> None:
+    def loss(output: torch.Tensor, batch: object) -> torch.Tensor:
+        return output.detach().sum()
+
+    report = capture(nn.Linear(4, 4), (torch.zeros(2, 4),), loss, mesh=MESH).compared
+    assert report.was_compared and not report.worst
