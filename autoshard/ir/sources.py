@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autoshard.ir.graph_function import (
     BATCH,
@@ -17,7 +18,8 @@ from autoshard.ir.graph_function import (
     Port,
 )
 from autoshard.ir.infer import Axis, Value
-from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Replicate, Shard
+from autoshard.ir.params import ParamSpec
+from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Program
 
 
@@ -31,7 +33,7 @@ def source_placement(
 ) -> Value:
     """Return the placement of an input, None when it is not known."""
     if port.kind in (PARAM, BUFFER):
-        return program.params[port.name].placements.get(axis.name, REPLICATE)
+        return _param_placement(program.params[port.name], axis)
     if port.kind == BATCH:
         leaf = next(leaf for leaf in program.leaves if leaf.name == port.name)
         return Shard(0) if axis.name == "dp" and leaf.is_split else REPLICATE
@@ -42,6 +44,14 @@ def source_placement(
     if port.kind == TANGENT:
         return REPLICATE if port.name == "loss" else cotangent(axis, sent.get(port.name))
     return {SAVED: saved, BOUNDARY: received}[port.kind].get(port.name)
+
+
+def _param_placement(spec: ParamSpec, axis: Axis) -> Placement:
+    """Return how a parameter lies; where shapes are global, padding shows as a longer block."""
+    placement = spec.placements.get(axis.name, REPLICATE)
+    if axis.scale == 1 and spec.padded and isinstance(placement, Shard):
+        return replace(placement, blocks=(spec.padded[placement.dim],))
+    return placement
 
 
 def cotangent(axis: Axis, placement: Value) -> Value:
