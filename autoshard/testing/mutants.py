@@ -66,12 +66,14 @@ def wrong_scale(program: Program) -> bool:
 
 
 def lose_tied_gradient(program: Program) -> bool:
-    """Leave a tied gradient as one stage, or one of its two uses, made it."""
-    for rewriter, node in _calls(program, "R", collectives.tied_all_reduce):
+    """Leave a tied gradient as each stage, or one of its two uses, made it."""
+    reductions = list(_calls(program, "R", collectives.tied_all_reduce))
+    for rewriter, node in reductions:
         rewriter.replace(node, node.args[0])
+    if reductions:
         return True
     tied = [spec.fqn for spec in program.params if spec.aliases]
-    for function in _functions(program, "W"):
+    for function in (*_functions(program, "I"), *_functions(program, "W")):
         grads = function.named_results(GRAD)
         for name in tied:
             node = grads.get(name)
