@@ -19,9 +19,7 @@ test: $(READY)
 lint: $(READY)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	@mkdir -p build/types/autoshard
-	@ln -sfn $(CURDIR)/autoshard/* $(CURDIR)/passes $(CURDIR)/dsl build/types/autoshard/
-	$(BIN)/python -m mypy
+	.ci/typecheck $(BIN)/python
 
 format: $(READY)
 	$(BIN)/python -m ruff check --fix .

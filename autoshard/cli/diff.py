@@ -60,5 +60,6 @@ def _tabled(compiled: Compiled) -> dict[str, str]:
         key = f"{row.axis} {row.kind}, most of any stage"
         wire[key] = max(wire.get(key, 0), row.wire_bytes)
     figures |= {key: show_bytes(nbytes) for key, nbytes in sorted(wire.items())}
+    assert program.schedule is not None  # a program compiled to the end has one
     figures["step bubble"] = f"{float(simulate(program.schedule).step_bubble):.1%}"
     return figures

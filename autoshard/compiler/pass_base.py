@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch.fx import Node
 
@@ -14,6 +14,9 @@ from autoshard.ir.program import Level, Program
 
 if TYPE_CHECKING:
     from autoshard.dsl.resolve import Resolved
+
+
+Kind = Literal["applied", "missed", "note"]
 
 
 class Numerics(Enum):
@@ -44,7 +47,7 @@ class PassContext:
         """Report anything else a reader of `inspect` should know."""
         self._remark("note", where, message)
 
-    def _remark(self, kind: str, where: Node | str, message: str) -> None:
+    def _remark(self, kind: Kind, where: Node | str, message: str) -> None:
         place = where if isinstance(where, str) else info(where).path or where.name
         self.remarks.append(Remark(self.pass_name, kind, place, message))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any
 
 from autoshard.compiler.pass_base import Pass
 from autoshard.diagnostics import PassError
@@ -57,7 +58,7 @@ def _parse_options(cls: type[Pass], text: str) -> dict[str, object]:
     return options
 
 
-def _parse_value(cls: type[Pass], key: str, text: str, default: object) -> object:
+def _parse_value(cls: type[Pass], key: str, text: str, default: Any) -> object:
     try:
         if isinstance(default, bool):
             return {"True": True, "False": False}[text]

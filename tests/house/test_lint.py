@@ -1,4 +1,4 @@
-"""ruff finds nothing to say, as `make lint` would."""
+"""ruff and mypy find nothing to say: what `make lint` runs."""
 
 import importlib.util
 import subprocess
@@ -17,3 +17,11 @@ def test_ruff_is_content(words: list[str]) -> None:
     command = [sys.executable, "-m", "ruff", *words, "--no-cache", "."]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, "\n" + done.stdout + done.stderr
+
+
+def test_mypy_is_content() -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    command = [ROOT / ".ci" / "typecheck", sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, "\n" + done.stdout[-8000:] + done.stderr
