@@ -145,6 +145,13 @@ def _shape_first(pass_: _Localization, node: Node) -> tuple:
     return (pass_.local_out(node), *node.args[1:])
 
 
+def _repeat(pass_: _Localization, node: Node) -> tuple:
+    x = node.args[0]
+    out, shape = pass_.local_out(node), shapes_of(x)[0]
+    shape = (1,) * (len(out) - len(shape)) + shape
+    return (x, [n // max(extent, 1) for n, extent in zip(out, shape, strict=True)])
+
+
 def _split(pass_: _Localization, node: Node) -> tuple:
     x, sizes, *rest = node.args
     dim = (rest[0] if rest else 0) % len(pass_.whole[x])
@@ -191,6 +198,7 @@ SIZES: dict[object, Rewrite] = {
     aten.full.default: _shape_first,
     aten.zeros.default: _shape_first,
     aten.ones.default: _shape_first,
+    aten.repeat.default: _repeat,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.slice.Tensor: _slice,

@@ -11,7 +11,7 @@ from literal arguments, so that it also reads graphs whose literals are local al
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +19,9 @@ from torch.fx import Node
 
 from autoshard.ir.placement import REPLICATE, Placement
 
+aten = torch.ops.aten
+# What keeps 0, 1, 2 ... as it is, but for dims of size 1.
+_KEEPS_COUNTING = (aten.unsqueeze.default, aten.reshape.default, aten._to_copy.default)
 Shape = tuple[int, ...]
 
 
@@ -97,9 +100,10 @@ def call_of(
     shape_of: Callable[[Node], tuple[Shape, ...]] | None = None,
     *,
     axis: str = "tp",
-    iotas: frozenset[int] = frozenset(),
 ) -> Call:
     """Return the call that ``node`` makes; ``shape_of`` gives shapes other than the fakes'."""
+    # Over dp literals are local: an arange of a batch counts this rank's samples.
+    iotas = iotas_of(node) if axis == "dp" else frozenset()
     shape_of = shape_of or shapes_of
     inputs: list[Node] = []
     arguments = {name: _reference(value, inputs) for name, value in bound_arguments(node).items()}
@@ -147,10 +151,22 @@ def _reference(value: object, inputs: list[Node]) -> object:
     return value
 
 
-def references(value: object) -> Iterator[int]:
-    """Yield the tensor inputs inside an argument."""
-    if isinstance(value, TensorRef):
-        yield value.index
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from references(item)
+def iotas_of(node: Node) -> frozenset[int]:
+    """Return the index inputs of a look-up that count 0, 1, ... along one dimension."""
+    if node.target is not aten.index.Tensor:
+        return frozenset()
+    return frozenset(i for i, n in enumerate(tensor_inputs(node)) if i and _counts(n))
+
+
+def _counts(value: Node) -> bool:
+    if value.op != "call_function":
+        return False
+    if value.target is aten.arange.default:
+        return True
+    if value.target is aten.add.Tensor and value.args[1] == 0:
+        return _counts(value.args[0])
+    if value.target not in _KEEPS_COUNTING:
+        return False
+    (inner,) = tensor_inputs(value)
+    long = [[n for n in shapes_of(v)[0] if n != 1] for v in (inner, value)]
+    return long[0] == long[1] and _counts(inner)

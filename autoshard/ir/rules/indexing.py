@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard
-from autoshard.ir.rules.call import Call, Choice, Rule, TensorRef, replicate
-from autoshard.ir.rules.factors import Factors, Labels, broadcast, solve
+from autoshard.ir.rules.call import Call, Choice, Rule, TensorRef
+from autoshard.ir.rules.factors import Factors, Label, Labels, broadcast, solve
 from autoshard.ir.rules.pointwise import overloads
 
 aten = torch.ops.aten
@@ -34,34 +34,33 @@ def _index(call: Call, ins: tuple[Placement, ...]) -> Choice:
     it counts this rank's part, so the dimension may be split.
     """
     indices = call["indices"]
-    places = [d for d, index in enumerate(indices) if isinstance(index, TensorRef)]
-    refs = [indices[d].index for d in places]
-    if any(call.shapes[r] == () for r in refs) or not places:
-        return replicate(call)
-    together = list(range(places[0], places[-1] + 1)) == places
-    shape = torch.broadcast_shapes(*(call.shapes[r] for r in refs))
-    mixed: list[Labels] = list(broadcast((call.shapes[r] for r in refs), tuple(shape)))
-    names = [tuple(None if j is None else ("i", j) for j in labels) for labels in mixed]
-    rank = len(call.shapes[0])
-    own: list = [d for d in range(rank)]
-    whole = {d for d in places}
-    for d, ref, labels in zip(places, refs, names, strict=True):
-        long = [label for label in labels if label is not None]
-        if ref in call.iotas and len(long) == 1:
-            own[d] = long[0]
+    places = {d: r.index for d, r in enumerate(indices) if isinstance(r, TensorRef)}
+    shapes = [call.shapes[ref] for ref in places.values()]
+    shape = tuple(torch.broadcast_shapes(*shapes))
+    read: dict[int, Labels] = {}
+    own: list = list(range(len(call.shapes[0])))
+    whole = set(places)
+    for (d, ref), labels in zip(places.items(), broadcast(shapes, shape), strict=True):
+        read[ref] = tuple(None if j is None else ("i", j) for j in labels)
+        counted = _counted(call, d, ref, read[ref])
+        if counted is not None:
+            own[d], read[ref] = counted, (None,) * len(labels)
             whole.discard(d)
-    block = [("i", j) for j in range(len(shape))]
+    first, last = min(places), max(places)
+    at = first if last - first + 1 == len(places) else 0
     kept = [label for d, label in enumerate(own) if d not in places]
-    at = places[0] if together else 0
-    out = (*kept[:at], *block, *kept[at:])
-    ordered = _by_reference(
-        len(call.shapes), {0: tuple(own), **dict(zip(refs, names, strict=True))}
-    )
-    return solve(Factors(ordered, (tuple(out),), whole=frozenset(whole)), call, ins)
+    out = (*kept[:at], *(("i", j) for j in range(len(shape))), *kept[at:])
+    labels = (tuple(own), *(read[ref] for ref in range(1, len(call.shapes))))
+    return solve(Factors(labels, (out,), whole=frozenset(whole)), call, ins)
 
 
-def _by_reference(count: int, labels: dict[int, Labels]) -> tuple[Labels, ...]:
-    return tuple(labels[i] for i in range(count))
+def _counted(call: Call, dim: int, ref: int, labels: Labels) -> Label:
+    """Return the label of the dim along which an index counts all of ``dim``, if it does."""
+    if ref not in call.iotas:
+        return None
+    extents = zip(labels, call.shapes[ref], strict=True)
+    full = [label for label, n in extents if label is not None and n == call.shapes[0][dim]]
+    return full[0] if full else None
 
 
 def _gather(call: Call, ins: tuple[Placement, ...]) -> Choice:

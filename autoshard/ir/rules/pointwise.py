@@ -67,7 +67,8 @@ _NONLINEAR = """
     threshold.default trunc.default xlogy.Tensor special_expit.default
     to.dtype to.dtype_layout to.device to.other _to_copy.default div.Tensor_mode div.Scalar_mode
     bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar lerp.Scalar lerp.Tensor
-    addcmul.default addcdiv.default full_like.default zeros_like.default ones_like.default
+    addcmul.default addcdiv.default fill.Scalar fill.Tensor copy.default
+    full_like.default zeros_like.default ones_like.default
 """
 _LINEAR = """
     neg.default clone.default contiguous.default alias.default detach.default mul.Scalar

@@ -54,6 +54,18 @@ def _triangle(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return solve(Factors((labels,), (labels,), whole=whole, linear=(frozenset({0}),)), call, ins)
 
 
+def _diff(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Differences along a dim, which is whole in the value and in what is put around it."""
+    labels = tuple(range(len(call.shapes[0])))
+    factors = Factors(
+        (labels,) * len(ins),
+        (labels,),
+        whole=frozenset({call.dim()}),
+        linear=(frozenset(range(len(ins))),),
+    )
+    return solve(factors, call, ins)
+
+
 def along(*names: str, linear: bool = False) -> Rule:
     """Return the rule of an operator that keeps its shape and needs the named dims whole."""
 
@@ -90,6 +102,7 @@ TABLE: dict[object, Rule] = {
         along("dim"),
     ),
     **dict.fromkeys(overloads("cumsum.default"), along("dim", linear=True)),
+    **dict.fromkeys(overloads("diff.default"), _diff),
     **dict.fromkeys(overloads("flip.default"), along("dims", linear=True)),
     **dict.fromkeys(overloads("roll.default"), along("dims", linear=True)),
     **dict.fromkeys(overloads("tril.default triu.default"), _triangle),

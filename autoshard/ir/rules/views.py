@@ -6,6 +6,8 @@ a plain split of a packed q|k|v refuses with ``packed`` instead of handing rank 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from autoshard.ir.placement import (
@@ -84,6 +86,12 @@ def _expand(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return Choice(choice.wants, choice.outs, uniform=uniform)
 
 
+def _broadcast_tensors(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    labels = tuple(range(len(call.outs[0])))
+    outs = (labels,) * len(call.outs)
+    return solve(Factors(broadcast(call.shapes, call.outs[0]), outs), call, ins)
+
+
 def _repeat(call: Call, ins: tuple[Placement, ...]) -> Choice:
     """Repeat as tiles: a split dim may only be repeated once; tiles of a whole dim are new dims."""
     out, shape = call.outs[0], call.shapes[0]
@@ -91,7 +99,13 @@ def _repeat(call: Call, ins: tuple[Placement, ...]) -> Choice:
     labels = tuple(range(lead, len(out)))
     whole = frozenset(d for d in labels if out[d] != shape[d - lead])
     result = tuple(None if d < lead else d for d in range(len(out)))
-    return solve(Factors((labels,), (result,), whole=whole, linear=JOINT), call, ins)
+    choice = solve(Factors((labels,), (result,), whole=whole, linear=JOINT), call, ins)
+    if choice.outs != (REPLICATE,):
+        return choice
+    extents = (1,) * lead + shape
+    # Equal parts of a dim made of whole tiles are equal.
+    uniform = (d for d in range(len(out)) if out[d] // max(extents[d], 1) % call.size == 0)
+    return replace(choice, uniform=tuple(d for d in uniform if out[d] > extents[d]))
 
 
 def _pieces(call: Call, ins: tuple[Placement, ...]) -> Choice:
@@ -192,6 +206,24 @@ def _pad(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return solve(Factors((labels,), (labels,), whole=padded, linear=linear), call, ins)
 
 
+def _slice_scatter(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Write into a slice: the sliced dim is whole; jointly linear."""
+    labels = tuple(range(len(call.shapes[0])))
+    whole = frozenset({call.dim()})
+    linear = (frozenset({0, 1}),)
+    return solve(Factors((labels, labels), (labels,), whole=whole, linear=linear), call, ins)
+
+
+def _select_scatter(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Write into one place of a dim, which is whole; jointly linear."""
+    labels, dim = tuple(range(len(call.shapes[0]))), call.dim()
+    written = tuple(d for d in labels if d != dim)
+    factors = Factors(
+        (labels, written), (labels,), whole=frozenset({dim}), linear=(frozenset({0, 1}),)
+    )
+    return solve(factors, call, ins)
+
+
 def _unfold(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rank, dim = len(call.shapes[0]), call.dim("dimension")
     labels = tuple(range(rank))
@@ -218,6 +250,7 @@ TABLE: dict[object, Rule] = {
     aten.unsqueeze.default: _unsqueeze,
     **dict.fromkeys(overloads("squeeze.dim squeeze.dims squeeze.default"), _squeeze),
     aten.expand.default: _expand,
+    aten.broadcast_tensors.default: _broadcast_tensors,
     aten.repeat.default: _repeat,
     **dict.fromkeys(
         overloads(
@@ -231,5 +264,7 @@ TABLE: dict[object, Rule] = {
     aten.cat.default: _cat,
     aten.stack.default: _stack,
     **dict.fromkeys(overloads("pad.default constant_pad_nd.default"), _pad),
+    aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: _select_scatter,
     aten.unfold.default: _unfold,
 }
