@@ -9,9 +9,11 @@ from math import prod
 import torch
 from torch.fx import Node
 
-from autoshard.ir.node_info import val
+from autoshard.ir.node_info import info, val
+from autoshard.ir.placement import Placement
 from autoshard.ir.rewrite import Rewriter
-from autoshard.ir.rules.call import bound_arguments
+from autoshard.ir.rules.call import bound_arguments, call_of, tensor_inputs
+from autoshard.ir.rules.table import choose
 from autoshard.ops.vocab import vocab_cross_entropy, vocab_embedding
 from autoshard.passes._placing import Reader
 
@@ -75,9 +77,22 @@ def _in_place(form: Form) -> Form:
         with rewriter.before(node):
             made = form(rewriter, node, reader)
         rewriter.replace(node, made[-1])
+        _place_over_batch(rewriter, made)
         return made
 
     return apply
+
+
+def _place_over_batch(rewriter: Rewriter, made: list[Node]) -> None:
+    """Record how the new values lie over the batch: not as the one they stand for."""
+    outs: dict[Node, tuple[Placement, ...]] = {}
+    for node in made:
+        if node.target is operator.getitem:
+            outs[node] = (outs[node.args[0]][node.args[1]],)
+        else:
+            ins = tuple(info(n).placement("dp") for n in tensor_inputs(node))
+            outs[node] = choose(call_of(node, 1, axis="dp"), ins).outs
+        rewriter.annotate(node, placements={**info(node).placements, "dp": outs[node][0]})
 
 
 FORMS: dict[str, Form] = {

@@ -111,6 +111,8 @@ class _Insertion:
 
     def copy(self, value: Node, reader: Node) -> Node:
         """Return a replicated value for split readers: their gradients are summed over ranks."""
+        if value.target is collectives.copy_to:
+            return value
         make = partial(self.call, collectives.copy_to, value, REPLICATE, reader)
         return self.once(value, "copy", reader, make)
 
