@@ -93,7 +93,8 @@ def hash_values(leaves: Leaves) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for name, value in sorted(leaves.items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
-        digest.update(_bytes_of(value.detach().cpu().contiguous()))
+        held = value.detach().cpu().contiguous()  # a copy must outlive the reading of its bytes
+        digest.update(_bytes_of(held))
     return int.from_bytes(digest.digest(), "big") >> 1
 
 

@@ -60,3 +60,11 @@ def test_the_hash_tells_values_shapes_names_and_order_apart():
 def test_the_signature_is_of_shapes_and_dtypes_only():
     assert batch_signature({"x": torch.zeros(2)}) == batch_signature({"x": torch.ones(2)})
     assert batch_signature({"x": torch.zeros(2)}) != batch_signature({"x": torch.zeros(2).long()})
+
+
+@pytest.mark.parametrize("length", [33, 4097])
+def test_a_batch_cut_from_a_longer_one_hashes_like_its_copy(length: int) -> None:
+    # The hash reads bytes of a copy, which must not be freed before.
+    tokens = torch.arange(8 * length).view(8, length)
+    for part in (tokens[:, :-1], tokens[:, 1:]):
+        assert hash_values({"x": part}) == hash_values({"x": part.clone().contiguous()})
