@@ -145,7 +145,8 @@ def _run_cross_entropy_backward(
     wide = logits.to(lse.dtype)
     local, owned = _owned(comm, target, logits.shape[-1], axis)
     slope = (wide - lse.unsqueeze(-1)).exp() - label_smoothing / classes
-    hit = torch.where(owned, label_smoothing - 1.0, 0.0).to(slope.dtype).unsqueeze(-1)
+    # In slope's type from the start: 0.9 rounded to float32 would be 2e-8 off.
+    hit = (owned.to(slope.dtype) * (label_smoothing - 1.0)).unsqueeze(-1)
     slope = slope.scatter_add(-1, local.where(owned, 0).unsqueeze(-1), hit)
     kept = grad.to(lse.dtype).masked_fill(target == ignore_index, 0).unsqueeze(-1)
     return (slope * kept).masked_fill(~real, 0).to(logits.dtype)
