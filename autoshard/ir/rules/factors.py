@@ -112,7 +112,9 @@ def _may_shard(
     if _anchored(factors, ins) - split:
         return False
     if blocks:
-        return all(block % call.size == 0 for block in blocks)
+        # Blocks of query heads say nothing of the fewer key heads that go with them.
+        is_one_extent = len({call.shapes[i][dim] for i, dim in holders}) == 1
+        return is_one_extent and all(block % call.size == 0 for block in blocks)
     return all(call.shapes[i][dim] % call.size == 0 for i, dim in holders)
 
 
