@@ -294,12 +294,13 @@ void add_norm_forward_cpu(const NormForward& args, int threads) {
   const Loops& loops = loops_of(shape.dtype);
   const Buffer<float> weight = parameter(shape, loops, args.weight, 1.0f);
   const Buffer<float> bias = parameter(shape, loops, args.bias, 0.0f);
-  const Buffer<float> input_bias = parameter(shape, loops, args.input_bias, 0.0f);
+  const bool drops = args.dropout != nullptr || args.input_bias != nullptr;
+  const Buffer<float> input_bias =
+      drops ? parameter(shape, loops, args.input_bias, 0.0f) : Buffer<float>();
   const Forward forward = {
       shape.hidden, args.x,   args.residual, weight.get(), bias.get(),    input_bias.get(), args.y,
       args.s,       args.mean, args.rstd,    args.eps,
       should_stream(shape, loops.vector_bytes, args.y, args.s), keys_of(args.dropout)};
-  const bool drops = args.dropout != nullptr || args.input_bias != nullptr;
   const ForwardRows rows = loops.forward[args.mean == nullptr][drops];
   const int pieces = thread_count(shape, threads, shape.rows);
   each_piece(pieces, pieces, [&](int64_t piece) {

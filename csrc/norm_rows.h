@@ -11,6 +11,8 @@ constexpr int kGroup = 2 * kLanes;
 // Partial sums are folded into a second accumulator this often, so that the rounding error of a sum
 // grows with the square root of its length and not with the length.
 constexpr int kFold = 32;
+// Squared distance of centre and mean, in variances, above which the moments lose digits: 2 bits.
+constexpr double kFarCentre = 4.0;
 
 AUTOSHARD_INLINE Pair add(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
 AUTOSHARD_INLINE Pair sub(Pair x, Vec y) { return {x.a - y, x.b - y}; }
@@ -77,6 +79,17 @@ AUTOSHARD_INLINE void store(T* p, Pair v, Part part, bool) {
   __builtin_memcpy(p, buffer, part.count * sizeof(T));
 }
 template <class T>
+AUTOSHARD_INLINE Pair store_and_round(T* p, Pair v, Whole, bool stream) {
+  return store_rounded(p, v, stream);
+}
+template <class T>
+AUTOSHARD_INLINE Pair store_and_round(T* p, Pair v, Part part, bool) {
+  T buffer[kGroup];
+  v = store_rounded(buffer, v, false);
+  __builtin_memcpy(p, buffer, part.count * sizeof(T));
+  return v;
+}
+template <class T>
 AUTOSHARD_INLINE Pair keep_valid(Pair v, Whole) {
   return v;
 }
@@ -108,12 +121,18 @@ inline int64_t slot_of(int64_t element) {
 
 // ---- forward -----------------------------------------------------------------------------------
 
-// Pass 1: s to memory and, as floats, to `wide`; returns its sum, or the sum of its squares.
+// Sums over a row of the distance to `centre`, and of its square.
+struct Moments {
+  double sum, squares;
+};
+
+// Pass 1: s to memory and, as floats, to `wide`; its moments around `centre`.  For RMSNorm the
+// centre is zero and only the squares are summed.
 template <class T, bool kRms, bool kDrop>
-AUTOSHARD_OUTLINE double add_row(const Forward& f, const T* x, const T* residual, T* s, float* wide,
-                                const uint8_t* dropped) {
-  Sum sum = {zeros(), zeros()};
-  const Vec scale = splat(f.dropout.scale);
+AUTOSHARD_OUTLINE Moments add_row(const Forward& f, const T* x, const T* residual, T* s,
+                                  float* wide, const uint8_t* dropped, float centre) {
+  Sum sum = {zeros(), zeros()}, squares = {zeros(), zeros()};
+  const Vec scale = splat(f.dropout.scale), from = splat(centre);
   const float* input_bias = f.input_bias;
   const bool stream = f.stream;
   each_group(
@@ -124,25 +143,30 @@ AUTOSHARD_OUTLINE double add_row(const Forward& f, const T* x, const T* residual
           v = add(v, load_floats(input_bias + i));
           v = mul(v, zero_dropped<T>(dropped + i, scale));
         }
-        v = round_pair<T>(add(v, load(residual + i, part)));
-        store(s + i, v, part, stream);
+        v = store_and_round(s + i, add(v, load(residual + i, part)), part, stream);
         store_floats(wide + i, v);
-        sum.inner = kRms ? fma(v, v, sum.inner) : add(v, sum.inner);
+        if (!kRms) {
+          v = keep_valid<T>(sub(v, from), part);
+          sum.inner = add(v, sum.inner);
+        }
+        squares.inner = fma(v, v, squares.inner);
       },
-      [&]() AUTOSHARD_INLINE_LAMBDA { fold(sum); });
-  return total(sum);
+      [&]() AUTOSHARD_INLINE_LAMBDA {
+        fold(sum);
+        fold(squares);
+      });
+  return {kRms ? 0.0 : total(sum), total(squares)};
 }
 
-// Pass 2, LayerNorm only: variance around `mean`, and `mean` itself corrected by what is left of
-// the sum, so that rows far from zero lose nothing.
+// The moments around another centre, from `wide`.
 template <class T>
-AUTOSHARD_OUTLINE double centre_row(const float* wide, int64_t hidden, double& mean) {
+AUTOSHARD_OUTLINE Moments centre_row(const float* wide, int64_t hidden, float centre) {
   Sum sum = {zeros(), zeros()}, squares = {zeros(), zeros()};
-  const Vec centre = splat(static_cast<float>(mean));
+  const Vec from = splat(centre);
   each_group(
       hidden,
       [&](int64_t i, auto part) AUTOSHARD_INLINE_LAMBDA {
-        const Pair v = keep_valid<T>(sub(load_floats(wide + i), centre), part);
+        const Pair v = keep_valid<T>(sub(load_floats(wide + i), from), part);
         sum.inner = add(v, sum.inner);
         squares.inner = fma(v, v, squares.inner);
       },
@@ -150,13 +174,29 @@ AUTOSHARD_OUTLINE double centre_row(const float* wide, int64_t hidden, double& m
         fold(sum);
         fold(squares);
       });
-  const double rest = total(sum) / hidden;
-  mean = static_cast<double>(static_cast<float>(mean)) + rest;
-  const double variance = total(squares) / hidden - rest * rest;
-  return variance < 0.0 ? 0.0 : variance;  // written so that NaN stays
+  return {total(sum), total(squares)};
 }
 
-// Pass 3: y from the floats of s, which are still in the cache.  Memory would be idle meanwhile, so
+// Mean and variance of a LayerNorm row.  Pass 1 measured from the row's first element, which is as
+// good a centre as the mean unless it is an outlier: far from the mean by the measure of the
+// variance, the difference of the moments would lose digits.  Then the row is measured again from
+// the mean (pass 2).  Written so that NaN takes neither branch and stays.
+template <class T>
+inline double mean_and_variance(const float* wide, int64_t hidden, float centre, Moments moments,
+                                float& mean) {
+  double shift = moments.sum / hidden;
+  double variance = moments.squares / hidden - shift * shift;
+  if (shift * shift > kFarCentre * variance) {
+    centre = static_cast<float>(centre + shift);
+    moments = centre_row<T>(wide, hidden, centre);
+    shift = moments.sum / hidden;
+    variance = moments.squares / hidden - shift * shift;
+  }
+  mean = static_cast<float>(centre + shift);
+  return variance < 0.0 ? 0.0 : variance;
+}
+
+// Last pass: y from the floats of s, which are still in the cache.  Memory would be idle meanwhile, so
 // the next row is fetched.
 template <class T, bool kRms>
 AUTOSHARD_OUTLINE void normalise_row(const Forward& f, const float* wide, int64_t row, float mean,
@@ -224,16 +264,17 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end, float* wide, uin
     const T* residual = static_cast<const T*>(f.residual) + at;
     const uint8_t* dropped = kDrop ? drop_row(f.dropout, row, f.hidden, bytes) : nullptr;
     T* s = static_cast<T*>(f.s) + at;
-    const double sum = add_row<T, kRms, kDrop>(f, x, residual, s, wide, dropped);
-    double mean = 0.0, square = sum / f.hidden;
+    const float centre = kRms ? 0.0f : to_float(x[0]) + to_float(residual[0]);
+    const Moments moments = add_row<T, kRms, kDrop>(f, x, residual, s, wide, dropped, centre);
+    float mean = 0.0f;
+    double variance = moments.squares / f.hidden;
     if (!kRms) {
-      mean = square;
-      square = centre_row<T>(wide, f.hidden, mean);
-      f.mean[row] = static_cast<float>(mean);
+      variance = mean_and_variance<T>(wide, f.hidden, centre, moments, mean);
+      f.mean[row] = mean;
     }
-    const float rstd = static_cast<float>(1.0 / __builtin_sqrt(square + f.eps));
+    const float rstd = static_cast<float>(1.0 / __builtin_sqrt(variance + f.eps));
     f.rstd[row] = rstd;
-    normalise_row<T, kRms>(f, wide, row, static_cast<float>(mean), rstd);
+    normalise_row<T, kRms>(f, wide, row, mean, rstd);
   }
   finish_streaming();
 }
@@ -244,7 +285,7 @@ void forward_rows(const Forward& f, int64_t begin, int64_t end, float* wide, uin
 //   ds + rstd * (g - mean(g) - h * mean(g * h)),   mean(g) absent for RMSNorm.
 struct RowStatistics {
   float mean, rstd;
-  float mean_g, minus_mean_gh;  // both times rstd
+  float minus_mean_g, minus_mean_gh;  // both times rstd
 };
 
 template <class T, bool kRms>
@@ -272,7 +313,7 @@ AUTOSHARD_OUTLINE RowStatistics gradient_means(const Backward& b, int64_t row) {
         fold(sum_gc);
       });
   const double scale = rstd / static_cast<double>(b.hidden);
-  const double mean_g = kRms ? 0.0 : total(sum_g) * scale;
+  const double mean_g = kRms ? 0.0 : -total(sum_g) * scale;
   return {mean, rstd, static_cast<float>(mean_g), static_cast<float>(-total(sum_gc) * scale * rstd)};
 }
 
@@ -294,7 +335,7 @@ AUTOSHARD_OUTLINE void gradient_row(const Backward& b, int64_t row, const Partia
   const float* weight = b.weight;
   const bool stream = b.stream;
   const Vec mean = splat(stats.mean), rstd = splat(stats.rstd), scale = splat(b.dropout.scale);
-  const Vec mean_g = splat(stats.mean_g), minus_mean_gh = splat(stats.minus_mean_gh);
+  const Vec minus_mean_g = splat(stats.minus_mean_g), minus_mean_gh = splat(stats.minus_mean_gh);
   each_group(
       b.hidden,
       [&](int64_t i, auto part) AUTOSHARD_INLINE_LAMBDA {
@@ -306,9 +347,9 @@ AUTOSHARD_OUTLINE void gradient_row(const Backward& b, int64_t row, const Partia
         h = mul(h, rstd);
         store_floats(dweight + i, fma(dy_here, h, load_floats(dweight + i)));
         if (!kRms) store_floats(dbias + i, add(dy_here, load_floats(dbias + i)));
-        Pair d = mul(mul(dy_here, load_floats(weight + i)), rstd);
+        const Pair g = mul(dy_here, load_floats(weight + i));
+        Pair d = kRms ? mul(g, rstd) : fma(g, rstd, minus_mean_g);
         d = fma(h, minus_mean_gh, d);
-        if (!kRms) d = sub(d, mean_g);
         if (ds != nullptr) d = add(d, load(ds + i, part));
         store(dresidual + i, d, part, stream);
         if (!kDrop) return;

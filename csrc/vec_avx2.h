@@ -49,25 +49,6 @@ AUTOSHARD_INLINE __m256i round_bf16(Vec v) {
   return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
 }
 
-// What the elements become when stored as T, still as floats.
-template <class T>
-AUTOSHARD_INLINE Pair round_pair(Pair v);
-template <>
-AUTOSHARD_INLINE Pair round_pair<float>(Pair v) {
-  return v;
-}
-template <>
-AUTOSHARD_INLINE Pair round_pair<f16>(Pair v) {
-  return {_mm256_cvtph_ps(_mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT)),
-          _mm256_cvtph_ps(_mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT))};
-}
-template <>
-AUTOSHARD_INLINE Pair round_pair<bf16>(Pair v) {
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  return {_mm256_castsi256_ps(_mm256_and_si256(round_bf16(v.a), mask)),
-          _mm256_castsi256_ps(_mm256_and_si256(round_bf16(v.b), mask))};
-}
-
 AUTOSHARD_INLINE void store_half(void* p, __m256i v, bool stream) {
   if (stream) {
     _mm256_stream_si256(static_cast<__m256i*>(p), v);
@@ -87,6 +68,25 @@ AUTOSHARD_INLINE void store_pair(f16* p, Pair v, bool stream) {
 AUTOSHARD_INLINE void store_pair(bf16* p, Pair v, bool stream) {
   const __m256i even = _mm256_srli_epi32(round_bf16(v.a), 16);
   store_half(p, _mm256_blend_epi16(even, round_bf16(v.b), 0xaa), stream);
+}
+
+// Stores a pair and returns what the stored elements are as floats.
+AUTOSHARD_INLINE Pair store_rounded(float* p, Pair v, bool stream) {
+  store_pair(p, v, stream);
+  return v;
+}
+AUTOSHARD_INLINE Pair store_rounded(f16* p, Pair v, bool stream) {
+  const __m128i a = _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
+  const __m128i b = _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
+  store_half(p, _mm256_set_m128i(b, a), stream);
+  return {_mm256_cvtph_ps(a), _mm256_cvtph_ps(b)};
+}
+AUTOSHARD_INLINE Pair store_rounded(bf16* p, Pair v, bool stream) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i a = round_bf16(v.a), b = round_bf16(v.b);
+  store_half(p, _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa), stream);
+  return {_mm256_castsi256_ps(_mm256_and_si256(a, mask)),
+          _mm256_castsi256_ps(_mm256_and_si256(b, mask))};
 }
 
 // `v` in every lane whose element is kept, zero where its byte in `dropped` is 0xff.

@@ -41,24 +41,6 @@ AUTOSHARD_INLINE __m512i round_bf16(Vec v) {
   return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
 }
 
-template <class T>
-AUTOSHARD_INLINE Pair round_pair(Pair v);
-template <>
-AUTOSHARD_INLINE Pair round_pair<float>(Pair v) {
-  return v;
-}
-template <>
-AUTOSHARD_INLINE Pair round_pair<f16>(Pair v) {
-  return {_mm512_cvtph_ps(_mm512_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT)),
-          _mm512_cvtph_ps(_mm512_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT))};
-}
-template <>
-AUTOSHARD_INLINE Pair round_pair<bf16>(Pair v) {
-  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  return {_mm512_castsi512_ps(_mm512_and_si512(round_bf16(v.a), mask)),
-          _mm512_castsi512_ps(_mm512_and_si512(round_bf16(v.b), mask))};
-}
-
 AUTOSHARD_INLINE void store_half(void* p, __m512i v, bool stream) {
   if (stream) {
     _mm512_stream_si512(static_cast<__m512i*>(p), v);
@@ -78,6 +60,24 @@ AUTOSHARD_INLINE void store_pair(f16* p, Pair v, bool stream) {
 AUTOSHARD_INLINE void store_pair(bf16* p, Pair v, bool stream) {
   const __m512i even = _mm512_srli_epi32(round_bf16(v.a), 16);
   store_half(p, _mm512_mask_blend_epi16(0xaaaaaaaau, even, round_bf16(v.b)), stream);
+}
+
+AUTOSHARD_INLINE Pair store_rounded(float* p, Pair v, bool stream) {
+  store_pair(p, v, stream);
+  return v;
+}
+AUTOSHARD_INLINE Pair store_rounded(f16* p, Pair v, bool stream) {
+  const __m256i a = _mm512_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
+  const __m256i b = _mm512_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
+  store_half(p, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1), stream);
+  return {_mm512_cvtph_ps(a), _mm512_cvtph_ps(b)};
+}
+AUTOSHARD_INLINE Pair store_rounded(bf16* p, Pair v, bool stream) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i a = round_bf16(v.a), b = round_bf16(v.b);
+  store_half(p, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b), stream);
+  return {_mm512_castsi512_ps(_mm512_and_si512(a, mask)),
+          _mm512_castsi512_ps(_mm512_and_si512(b, mask))};
 }
 
 template <class T>

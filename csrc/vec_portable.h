@@ -43,15 +43,9 @@ AUTOSHARD_INLINE void store_pair(T* p, Pair v, bool) {
 }
 
 template <class T>
-AUTOSHARD_INLINE Pair round_pair(Pair v) {
-  T buffer[2 * kLanes];
-  store_pair(buffer, v, false);
-  return load_pair(buffer);
-}
-
-template <>
-AUTOSHARD_INLINE Pair round_pair<float>(Pair v) {
-  return v;
+AUTOSHARD_INLINE Pair store_rounded(T* p, Pair v, bool) {
+  store_pair(p, v, false);
+  return load_pair(p);
 }
 
 template <class T>

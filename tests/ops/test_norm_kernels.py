@@ -77,7 +77,8 @@ def test_error_is_no_larger_than_eager_on_easy_and_hard_rows(
     ours = run_layer_norm(case)["y"].double()
     total = case.x + case.residual
     eager = torch.nn.functional.layer_norm(total, (1000,), case.weight, case.bias, EPS).double()
-    floor = 1e-7 * float(truth.abs().max())
+    # One unit in the last place of the largest result, where both errors are of that size.
+    floor = 1.2e-7 * float(truth.abs().max())
     assert float((ours - truth).abs().max()) <= float((eager - truth).abs().max()) + floor
 
 
