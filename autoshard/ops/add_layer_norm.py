@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autoshard.ops import native
 from autoshard.ops import norm_checks as checks
+from autoshard.ops.library import call_directly
 
 NAME = "autoshard::add_layer_norm"
 BACKWARD = "autoshard::add_layer_norm_backward"
@@ -144,7 +145,7 @@ def _check_forward(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Ten
     checks.check_sum(NAME, x, residual)
     checks.check_parameter(NAME, "weight", x, weight)
     checks.check_parameter(NAME, "bias", x, bias)
-    checks.check_same_dtype(NAME, {"weight": weight, "bias": bias})
+    checks.check_same_dtype(NAME, "weight", weight, "bias", bias)
 
 
 def _check_backward(
@@ -192,3 +193,5 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake(NAME, _fake_forward, lib=library)
 torch.library.register_fake(BACKWARD, _fake_backward, lib=library)
 torch.library.register_autograd(NAME, _differentiate, setup_context=_setup_context, lib=library)
+call_directly(torch.ops.autoshard.add_layer_norm.default, forward)
+call_directly(torch.ops.autoshard.add_layer_norm_backward.default, backward)

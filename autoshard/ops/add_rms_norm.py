@@ -15,6 +15,7 @@ from torch import Tensor
 
 from autoshard.ops import native
 from autoshard.ops import norm_checks as checks
+from autoshard.ops.library import call_directly
 
 NAME = "autoshard::add_rms_norm"
 BACKWARD = "autoshard::add_rms_norm_backward"
@@ -143,3 +144,5 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake(NAME, _fake_forward, lib=library)
 torch.library.register_fake(BACKWARD, _fake_backward, lib=library)
 torch.library.register_autograd(NAME, _differentiate, setup_context=_setup_context, lib=library)
+call_directly(torch.ops.autoshard.add_rms_norm.default, forward)
+call_directly(torch.ops.autoshard.add_rms_norm_backward.default, backward)

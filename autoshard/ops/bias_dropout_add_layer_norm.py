@@ -91,7 +91,12 @@ def _forward(
     *place: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check(x, input_bias, residual, weight, bias)
-    keys = row_keys(DropoutArgs(x, *place), comm, x.shape[-1])
+    args = DropoutArgs(x, *place)
+    is_differentiated = torch.is_grad_enabled() and any(
+        value is not None and value.requires_grad
+        for value in (x, input_bias, residual, weight, bias)
+    )
+    keys = None if is_differentiated else row_keys(args, comm, x.shape[-1])
     if keys is not None:
         return native.dropout_add_layer_norm(x, input_bias, residual, weight, bias, eps, keys)
     return reference_forward(comm, x, input_bias, residual, weight, bias, eps, *place)
@@ -157,10 +162,12 @@ def _check(
     bias: Tensor | None,
 ) -> None:
     checks.check_sum(NAME, x, residual)
-    named = {"input_bias": input_bias, "weight": weight, "bias": bias}
-    for name, parameter in named.items():
-        checks.check_parameter(NAME, name, x, parameter)
-    checks.check_same_dtype(NAME, named)
+    checks.check_parameter(NAME, "input_bias", x, input_bias)
+    checks.check_parameter(NAME, "weight", x, weight)
+    checks.check_parameter(NAME, "bias", x, bias)
+    checks.check_same_dtype(NAME, "input_bias", input_bias, "weight", weight)
+    checks.check_same_dtype(NAME, "weight", weight, "bias", bias)
+    checks.check_same_dtype(NAME, "input_bias", input_bias, "bias", bias)
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:

@@ -34,6 +34,7 @@ class OpSpec:
 
 
 _specs: dict[object, OpSpec] = {}
+_direct: dict[object, Callable[..., object]] = {}
 
 
 def define(
@@ -65,3 +66,17 @@ def define(
 def spec(op: object) -> OpSpec | None:
     """Return the OpSpec of one of our operators, or None for any other target."""
     return _specs.get(op)
+
+
+def call_directly(op: object, function: Callable[..., object]) -> None:
+    """Let generated code call ``function`` in place of ``op``, without the dispatcher's time.
+
+    ``function`` takes the same arguments and needs not be differentiable: programs hold their
+    backward explicitly.
+    """
+    _direct[op] = function
+
+
+def direct(op: object) -> object:
+    """Return what generated code should call for ``op``: a function of ours, or ``op`` itself."""
+    return _direct.get(op, op)

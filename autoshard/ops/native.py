@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from autoshard.diagnostics import OperatorError
-from autoshard.ops.norm_checks import statistics_shape
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ CUDA = _load("autoshard._native_cuda")
 
 # The type tags of csrc/add_layer_norm.h; a dtype that is not here goes through the reference.
 _TAGS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_MODULES = {"cpu": CPU.module, "cuda": CUDA.module}
+_MODULES = {True: CPU.module, False: CUDA.module}  # by `x.is_cpu`, the cheapest question
 
 LayerNormResults = tuple[Tensor, Tensor, Tensor, Tensor]
 RmsNormResults = tuple[Tensor, Tensor, Tensor]
@@ -53,17 +52,17 @@ RmsNormResults = tuple[Tensor, Tensor, Tensor]
 
 def has_kernel(x: Tensor) -> bool:
     """Return whether a compiled kernel takes tensors of this device and dtype."""
-    return _MODULES.get(x.device.type) is not None and x.dtype in _TAGS
+    return _MODULES.get(x.is_cpu) is not None and x.dtype in _TAGS and (x.is_cpu or x.is_cuda)
 
 
 def module_of(x: Tensor) -> Any:
     """Return the compiled module for tensors of this device; ask ``has_kernel`` first."""
-    return _MODULES[x.device.type]
+    return _MODULES[x.is_cpu]
 
 
 def dropout(x: Tensor, runs: int, length: int, keys: Any) -> Tensor:
     """Return x with elements dropped; ``keys`` is the module's Dropout, see ``dropout_runs``."""
-    (x,) = _dense(x)
+    x = _dense(x)
     y = torch.empty_like(x)
     module_of(x).dropout(x.data_ptr(), y.data_ptr(), runs, length, _TAGS[x.dtype], _lane(x), keys)
     return y
@@ -73,14 +72,20 @@ def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> LayerNormResults:
     """Return (y, s, mean, rstd) by the compiled kernel."""
-    x, residual, weight, bias = _dense(x, residual, weight, bias)
+    x, residual, weight, bias = _dense(x), _dense(residual), _dense(weight), _dense(bias)
     y, s = torch.empty_like(x), torch.empty_like(x)
-    mean = x.new_empty(statistics_shape(x), dtype=torch.float32)
+    mean = _statistics(x)
     rstd = torch.empty_like(mean)
-    parameter = weight if weight is not None else bias
     module_of(x).add_norm_forward(
-        *_addresses(x, residual, weight, bias, y, s, mean, rstd),
-        *_sizes(x, parameter),
+        x.data_ptr(),
+        residual.data_ptr(),
+        _address(weight),
+        _address(bias),
+        y.data_ptr(),
+        s.data_ptr(),
+        mean.data_ptr(),
+        rstd.data_ptr(),
+        *_sizes(x, bias if weight is None else weight),
         eps,
         _lane(x),
     )
@@ -89,11 +94,21 @@ def add_layer_norm(
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> RmsNormResults:
     """Return (y, s, rstd) by the compiled kernel."""
-    x, residual, weight = _dense(x, residual, weight)
+    x, residual, weight = _dense(x), _dense(residual), _dense(weight)
     y, s = torch.empty_like(x), torch.empty_like(x)
-    rstd = x.new_empty(statistics_shape(x), dtype=torch.float32)
+    rstd = _statistics(x)
     module_of(x).add_norm_forward(
-        *_addresses(x, residual, weight, None, y, s, None, rstd), *_sizes(x, weight), eps, _lane(x)
+        x.data_ptr(),
+        residual.data_ptr(),
+        _address(weight),
+        0,
+        y.data_ptr(),
+        s.data_ptr(),
+        0,
+        rstd.data_ptr(),
+        *_sizes(x, weight),
+        eps,
+        _lane(x),
     )
     return y, s, rstd
 
@@ -108,17 +123,24 @@ def add_norm_backward(
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dx, dweight, dbias) by the compiled kernel; RMSNorm when ``mean`` is None."""
-    dy, ds, s, mean, rstd, weight = _dense(dy, ds, s, mean, rstd, weight)
+    dy, ds, s, weight = _dense(dy), _dense(ds), _dense(s), _dense(weight)
+    mean, rstd = _dense(mean), _dense(rstd)
     dx = torch.empty_like(s)
-    dtype = s.dtype if weight is None else weight.dtype
-    dweight = s.new_empty([0 if weight is None else s.shape[-1]], dtype=dtype)
-    dbias = s.new_empty([s.shape[-1] if has_bias else 0], dtype=dtype)
+    dweight, dbias = _gradients(s, weight, (weight is not None, has_bias))
     workspace = _workspace(s)
     module_of(s).add_norm_backward(
-        *_addresses(dy, ds, s, mean, rstd, weight, dx, dweight, dbias),
+        dy.data_ptr(),
+        _address(ds),
+        s.data_ptr(),
+        _address(mean),
+        rstd.data_ptr(),
+        _address(weight),
+        dx.data_ptr(),
+        dweight.data_ptr(),
+        dbias.data_ptr(),
         *_sizes(s, weight),
         _lane(s),
-        *(() if workspace is None else _addresses(workspace)),
+        *(() if workspace is None else (workspace.data_ptr(),)),
     )
     return dx, dweight, dbias
 
@@ -133,17 +155,25 @@ def dropout_add_layer_norm(
     keys: Any,
 ) -> LayerNormResults:
     """Return (y, s, mean, rstd) of the norm of ``dropout(x + input_bias) + residual``."""
-    x, input_bias, residual, weight, bias = _dense(x, input_bias, residual, weight, bias)
+    x, residual, input_bias = _dense(x), _dense(residual), _dense(input_bias)
+    weight, bias = _dense(weight), _dense(bias)
     y, s = torch.empty_like(x), torch.empty_like(x)
-    mean = x.new_empty(statistics_shape(x), dtype=torch.float32)
+    mean = _statistics(x)
     rstd = torch.empty_like(mean)
     parameter = next((p for p in (weight, bias, input_bias) if p is not None), None)
     module_of(x).dropout_add_norm_forward(
-        *_addresses(x, residual, weight, bias, y, s, mean, rstd),
+        x.data_ptr(),
+        residual.data_ptr(),
+        _address(weight),
+        _address(bias),
+        y.data_ptr(),
+        s.data_ptr(),
+        mean.data_ptr(),
+        rstd.data_ptr(),
         *_sizes(x, parameter),
         eps,
         _lane(x),
-        *_addresses(input_bias),
+        _address(input_bias),
         keys,
     )
     return y, s, mean, rstd
@@ -161,32 +191,48 @@ def dropout_add_norm_backward(
     keys: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return (dx, dresidual, dinput_bias, dweight, dbias); an absent parameter's is empty."""
-    dy, ds, s, mean, rstd, weight = _dense(dy, ds, s, mean, rstd, weight)
+    dy, ds, s, weight = _dense(dy), _dense(ds), _dense(s), _dense(weight)
+    mean, rstd = _dense(mean), _dense(rstd)
     dx, dresidual = torch.empty_like(s), torch.empty_like(s)
-    dtype = s.dtype if weight is None else weight.dtype
-    dinput_bias, dweight, dbias = (
-        s.new_empty([s.shape[-1] if wanted else 0], dtype=dtype)
-        for wanted in (has_input_bias, weight is not None, has_bias)
-    )
+    wanted = (has_input_bias, weight is not None, has_bias)
+    dinput_bias, dweight, dbias = _gradients(s, weight, wanted)
     workspace = _workspace(s)
     module_of(s).dropout_add_norm_backward(
-        *_addresses(dy, ds, s, mean, rstd, weight, dresidual, dweight, dbias),
+        dy.data_ptr(),
+        _address(ds),
+        s.data_ptr(),
+        mean.data_ptr(),
+        rstd.data_ptr(),
+        _address(weight),
+        dresidual.data_ptr(),
+        dweight.data_ptr(),
+        dbias.data_ptr(),
         *_sizes(s, weight),
         _lane(s),
-        *(() if workspace is None else _addresses(workspace)),
-        *_addresses(dx, dinput_bias),
+        *(() if workspace is None else (workspace.data_ptr(),)),
+        dx.data_ptr(),
+        dinput_bias.data_ptr(),
         keys,
     )
     return dx, dresidual, dinput_bias, dweight, dbias
 
 
-def _dense(*values: Tensor | None) -> list[Any]:
-    return [None if value is None else value.contiguous() for value in values]
+def _dense(value: Any) -> Any:
+    return value if value is None or value.is_contiguous() else value.contiguous()
 
 
-def _addresses(*values: Tensor | None) -> list[int]:
-    # An empty tensor's address is 0, which the kernels read as "not wanted".
-    return [0 if value is None else value.data_ptr() for value in values]
+def _address(value: Tensor | None) -> int:
+    return 0 if value is None else value.data_ptr()
+
+
+def _statistics(x: Tensor) -> Tensor:
+    return torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+
+
+def _gradients(s: Tensor, weight: Tensor | None, wanted: tuple[bool, ...]) -> list[Tensor]:
+    """Return room for parameter gradients; one that is not wanted is empty, its address 0."""
+    dtype, device, hidden = s.dtype if weight is None else weight.dtype, s.device, s.shape[-1]
+    return [torch.empty(hidden if want else 0, dtype=dtype, device=device) for want in wanted]
 
 
 def _sizes(x: Tensor, parameter: Tensor | None) -> tuple[int, int, int, int]:
@@ -197,7 +243,7 @@ def _sizes(x: Tensor, parameter: Tensor | None) -> tuple[int, int, int, int]:
 
 def _lane(x: Tensor) -> int:
     """Return where a kernel runs: the number of threads on CPU, the stream handle on CUDA."""
-    if x.device.type == "cpu":
+    if x.is_cpu:
         return torch.get_num_threads()
     if x.device.index != torch.cuda.current_device():
         current = torch.cuda.current_device()
@@ -210,7 +256,7 @@ def _lane(x: Tensor) -> int:
 
 def _workspace(s: Tensor) -> Tensor | None:
     """Return room for a CUDA backward's partial sums; keep it until the kernel is launched."""
-    if s.device.type == "cpu":
+    if s.is_cpu:
         return None
     hidden = s.shape[-1]
     floats = module_of(s).workspace_floats(s.numel() // hidden, hidden, _TAGS[s.dtype])

@@ -1,7 +1,5 @@
 """Argument checks and shape rules shared by the fused normalisation ops."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -49,12 +47,10 @@ def check_parameter(op: str, name: str, x: Tensor, parameter: Tensor | None) -> 
         )
 
 
-def check_same_dtype(op: str, parameters: Mapping[str, Tensor | None]) -> None:
-    """Raise OperatorError when parameters that are there have different dtypes."""
-    found = {name: value.dtype for name, value in parameters.items() if value is not None}
-    if len(set(found.values())) > 1:
-        listed = " but ".join(f"{name} is {dtype}" for name, dtype in found.items())
-        raise OperatorError(f"{op}: {listed}")
+def check_same_dtype(op: str, name: str, one: Tensor | None, of: str, two: Tensor | None) -> None:
+    """Raise OperatorError when two parameters are both there with different dtypes."""
+    if one is not None and two is not None and one.dtype != two.dtype:
+        raise OperatorError(f"{op}: {name} is {one.dtype} but {of} is {two.dtype}")
 
 
 def check_gradient(op: str, name: str, s: Tensor, gradient: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import GraphFunction
-from autoshard.ops.library import spec
+from autoshard.ops.library import direct, spec
 
 Compiled = Callable[..., tuple]  # compiled(comm, args) -> outputs; clears args
 
@@ -97,7 +97,7 @@ class _Writer:
         if own:
             return f"{self._bind(own.run, own.name)}({', '.join(values)})"
         hint = str(node.target).replace(".", "_")
-        return f"{self._bind(node.target, hint)}({', '.join(values)})"
+        return f"{self._bind(direct(node.target), hint)}({', '.join(values)})"
 
     def _value(self, value: object) -> str:
         if isinstance(value, Node):
