@@ -33,10 +33,7 @@ def main() -> int:
     """Run the five parts and return 0 if the two curves agree."""
     start = time.perf_counter()
     run("check the plan", f"autoshard plan check {PLAN} --model {MODEL} --world 4")
-    run(
-        "one layer before and after",
-        f"autoshard inspect {PLAN} --model {MODEL} --pass tensor --diff",
-    )
+    show_one_layer(f"autoshard inspect {PLAN} --model {MODEL} --pass tensor --diff")
     run("verify it, in this process", f"autoshard verify {PLAN} --model {MODEL}")
     with tempfile.TemporaryDirectory() as folder:
         plain, parallel = Path(folder, "plain.json"), Path(folder, "parallel.json")

@@ -58,3 +58,18 @@ def test_every_file_named_exists() -> None:
     names = re.findall(r"`((?:docs|examples)/[\w/.-]*|[A-Z]+\.md)`", README)
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_verdict_shown_is_the_one_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    command, *shown = block("$ autoshard verify").splitlines()
+    assert main(command.split()[2:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [without_figures(line) for line in shown] == [without_figures(line) for line in printed]
+
+
+def without_figures(line: str) -> str:
+    """Leave out what differs from processor to processor and with every better rule."""
+    return re.sub(r"\d+ placements|within [\d.e+-]+", "", line)
