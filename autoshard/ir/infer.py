@@ -13,7 +13,7 @@ from autoshard.ir.constants import Constants
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import Flat, ParamSpec
-from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Replicate, Shard
+from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Program
 from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
 from autoshard.ir.rules.table import choose
@@ -87,7 +87,7 @@ class Inference:
 
         The graph holds local shapes; which dimension of an output is longer globally follows
         from the placement that the rule infers from the global shape. So each is tried. A view
-        can have several readings of the same local data: the one with fewest blocks is taken.
+        can have several readings of the same local data: the simplest one is taken.
         """
         local = shapes_of(node)
         if self.axis.scale == 1 or not any(isinstance(p, Shard) for p in ins):
@@ -95,7 +95,7 @@ class Inference:
         dims = range(max((len(shape) for shape in local), default=0))
         tried = [self._settle(node, ins, guess) for guess in (REPLICATE, *map(Shard, dims))]
         fitting = [c for c, is_settled in tried if is_settled and c.wants == ins]
-        return min(fitting, key=_num_blocks) if fitting else tried[0][0]
+        return min(fitting, key=_simplicity) if fitting else tried[0][0]
 
     def _settle(
         self, node: Node, ins: tuple[Placement, ...], guess: Placement
@@ -171,5 +171,10 @@ class Inference:
         self.wrong.append(f"{node.target} in {place}{line}: {'; '.join(bad)}")
 
 
-def _num_blocks(choice: Choice) -> int:
-    return sum(len(p.blocks) for p in choice.outs if isinstance(p, Shard))
+def _simplicity(choice: Choice) -> tuple[int, int]:
+    """Return an order of readings: fewest blocks, then fewest sums.
+
+    A micro-batch of one sample makes outputs of extent 1, which also read as a sum over the ranks.
+    """
+    blocks = sum(len(p.blocks) for p in choice.outs if isinstance(p, Shard))
+    return blocks, sum(isinstance(p, Partial) for p in choice.outs)
