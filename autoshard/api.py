@@ -14,12 +14,14 @@ from autoshard.dsl.load import load, load_file
 from autoshard.dsl.printer import to_text
 from autoshard.dsl.resolve import resolve
 from autoshard.frontend import compile_plan
-from autoshard.ir.batch import batch_leaves, rebuild
+from autoshard.ir.batch import batch_leaves, rebuild, share_leaves
+from autoshard.ir.evaluate import model_tensors
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
+from autoshard.ir.promote import promote_values
 from autoshard.plan import Plan
 from autoshard.runtime.engine import Engine, Setup
-from autoshard.runtime.init import Init, model_tensors
+from autoshard.runtime.init import Init
 from autoshard.runtime.start import (
     choose_device,
     connect,
@@ -28,6 +30,7 @@ from autoshard.runtime.start import (
     require_processes,
 )
 from autoshard.source import Source
+from autoshard.testing.equivalence import held_values
 from autoshard.testing.lockstep import StepRecord, run_lockstep
 
 Loss = Callable[[object, object], torch.Tensor]
@@ -58,7 +61,6 @@ def parallelize(
     require_processes(resolved.mesh, world, source.span("mesh"))
     device = choose_device(batch_leaves(example))
     tensors = model_tensors(model)
-    is_meta = any(value.is_meta for value in tensors.values())
 
     def compile_for(batch: object, training: bool, compare: bool = False) -> Program:
         compiled = compile_plan(
@@ -71,7 +73,7 @@ def parallelize(
         return _show(compiled.program, until, stage)
 
     # One rank compares with the eager model for all: their fingerprints are equal.
-    program = compile_for(example, True, not is_meta and launched_rank() == 0)
+    program = compile_for(example, True, launched_rank() == 0)
     setup = Setup(
         plan_text=to_text(source),
         micro_batch_size=resolved.micro_batch_size,
@@ -81,9 +83,7 @@ def parallelize(
         names=tuple(model.state_dict()),
         batch_span=source.span("batch"),
         init=init,
-        notes=("capture    compared with the plain model",)
-        if not is_meta
-        else ("capture    not compared: the model is on the meta device",),
+        notes=(_capture_note(program),),
     )
     return Engine(setup, program, example, tensors, connect(device), device)
 
@@ -105,12 +105,11 @@ def lockstep(
     """
     source = read_plan(plan)
     count = resolve(source, describe(model)).mesh.size("dp")
-    shares = [[_share(batch_leaves(b), d, count) for d in range(count)] for b in batches]
+    shares = [share_leaves(batch_leaves(b), count) for b in batches]
     example = rebuild(batches[0], shares[0][0])
     compiled = compile_plan(model, source, example, loss, dtype=dtype, executable=True)
-    tensors = _promoted(model_tensors(model), dtype)
-    values = {s.fqn: tensors[s.fqn] for s in compiled.program.params if s.fqn in tensors}
-    cut = [[_promoted(leaves, dtype) for leaves in step] for step in shares]
+    values = held_values(model, compiled.program, dtype)
+    cut = [[promote_values(leaves, dtype) for leaves in step] for step in shares]
     return run_lockstep(compiled.program, values, cut, max_norm=max_norm)
 
 
@@ -123,19 +122,10 @@ def read_plan(plan: str | Path | Plan) -> Plan:
     return load_file(plan).require()
 
 
-def _share(leaves: Leaves, index: int, count: int) -> dict[str, torch.Tensor]:
-    """Return the local batch of one data parallel rank: a contiguous share of dim 0."""
-    return {
-        name: value.chunk(count)[index] if value.dim() and value.shape[0] > 1 else value
-        for name, value in leaves.items()
-    }
-
-
-def _promoted(values: Leaves, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    return {
-        name: value.to(dtype) if dtype is not None and value.is_floating_point() else value
-        for name, value in values.items()
-    }
+def _capture_note(program: Program) -> str:
+    """Return how far the capture was compared with the eager model, for the report."""
+    said = program.compared or "capture compared on rank 0 only"
+    return f"capture    {str(said).removeprefix('capture ')}"
 
 
 def _show(program: Program, until: str, stage: int) -> GraphModule:

@@ -52,7 +52,7 @@ def verify(
     compiled = compile_plan(model, plan, batch, loss, captured=captured)
     if mutate is not None:
         mutate(compiled.program)
-    rows = [Row("capture", Status.CHECKED, "loss and every gradient equal the eager model's")]
+    rows = [_capture(captured)]
     rows.append(_timed(lambda: _types(compiled.program)))
     rows.append(_timed(lambda: _order(compiled.program)))
     if numbers:
@@ -62,6 +62,17 @@ def verify(
         whole = global_batch(batch, resolved)
         rows.append(_timed(lambda: _numbers(model, doubled.program, whole, loss, steps)))
     return Verdict(tuple(rows))
+
+
+def _capture(captured: Program) -> Row:
+    report = captured.compared
+    if not report.was_compared:
+        return Row("capture", Status.SKIPPED, report.reason)
+    summary = (
+        f"loss and every gradient equal the eager model's: {report.loss:.0e} and "
+        f"{report.gradient:.0e} (limit {report.tolerance:.0e})"
+    )
+    return Row("capture", Status.CHECKED, summary)
 
 
 def _types(program: Program) -> Row:

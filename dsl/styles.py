@@ -35,12 +35,6 @@ def read_style(
     return Style(name, options), found
 
 
-def translate(name: str) -> Style | None:
-    """Return what a Hugging Face style is here, None when it has no counterpart."""
-    found = HF_STYLES.get(name)
-    return Style(found[0], dict(found[1])) if found else None
-
-
 def _option(spec: StyleSpec, arg: Argument, variables: Variables) -> tuple[str, object]:
     """Return one option's name and value, or the name and what is wrong with it."""
     word = arg.name or arg.value

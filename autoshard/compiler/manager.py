@@ -10,9 +10,9 @@ from pathlib import Path
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.pipeline import Pipeline
-from autoshard.cost.traffic import node_traffic
 from autoshard.diagnostics import AutoshardError, Remark
 from autoshard.dsl.resolve import Resolved
+from autoshard.ir.communication import node_traffic
 from autoshard.ir.invariants import CHECKERS
 from autoshard.ir.printer import print_program
 from autoshard.ir.program import JournalEntry, Program

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from autoshard.ir.communication import node_traffic
 from autoshard.ir.graph_function import BOUNDARY, TANGENT, GraphFunction
-from autoshard.ir.node_info import val
 from autoshard.ir.program import Program, Stage
-from autoshard.ops.library import Traffic, spec
+from autoshard.ops.library import Traffic
 from autoshard.schedule.action import Kind
 
 PER_MICROBATCH = ("F", "I", "W")
@@ -36,16 +36,8 @@ def traffic(program: Program) -> tuple[TrafficRow, ...]:
             entry = rows.setdefault((stage.index, item.axis, item.kind), [0, 0, 0])
             entry[0] += times
             entry[1] += times * item.nbytes
-            entry[2] += times * wire_bytes(item, program.mesh.size(item.axis))
+            entry[2] += times * wire_bytes(item, item.ranks(program.mesh.size(item.axis)))
     return tuple(TrafficRow(*key, *entry) for key, entry in sorted(rows.items()))
-
-
-def node_traffic(node: Node) -> tuple[Traffic, ...]:
-    """Return the collectives that a node performs; none for any op that is not ours."""
-    op = spec(node.target)
-    if op is None:
-        return ()
-    return op.traffic(*(_fake(arg) for arg in node.args))
 
 
 def wire_bytes(item: Traffic, size: int) -> int:
@@ -89,9 +81,3 @@ def _sends(stage: Stage, program: Program) -> Iterator[tuple[Traffic, int]]:
 
 def _port_bytes(function: GraphFunction, kind: str) -> int:
     return sum(tensor_bytes(n) for n in function.named_results(kind).values() if n is not None)
-
-
-def _fake(arg: object) -> object:
-    if isinstance(arg, Node):
-        return val(arg)
-    return [_fake(a) for a in arg] if isinstance(arg, (list, tuple)) else arg

@@ -46,6 +46,20 @@ def leaf_specs(leaves: Mapping[str, torch.Tensor]) -> tuple[BatchLeaf, ...]:
     )
 
 
+def share_leaves(leaves: Mapping[str, torch.Tensor], count: int) -> list[Leaves]:
+    """Return the local batches of ``count`` data parallel ranks: contiguous shares of dim 0.
+
+    Leaves of size 1 are given to every rank.
+    """
+    shares: list[Leaves] = [{} for _ in range(count)]
+    for name, value in leaves.items():
+        is_split = bool(value.dim()) and value.shape[0] > 1
+        parts = value.chunk(count) if is_split else (value,) * count
+        for share, part in zip(shares, parts, strict=True):
+            share[name] = part
+    return shares
+
+
 def rebuild(batch: object, leaves: Mapping[str, torch.Tensor], path: str = "") -> object:
     """Return ``batch`` with its tensors replaced by ``leaves`` of the same names."""
     if isinstance(batch, torch.Tensor):

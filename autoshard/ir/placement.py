@@ -84,15 +84,6 @@ def local_shape(shape: Sequence[int], placements: Placements, mesh: Mesh) -> tup
     return tuple(local)
 
 
-def global_shape(shape: Sequence[int], placements: Placements, mesh: Mesh) -> tuple[int, ...]:
-    """Return the global shape of a value of which one rank holds ``shape``."""
-    whole = list(shape)
-    for axis, placement in placements.items():
-        if isinstance(placement, Shard):
-            whole[placement.dim] *= mesh.size(axis)
-    return tuple(whole)
-
-
 def take_shard(value: torch.Tensor, shard: Shard, index: int, size: int) -> torch.Tensor:
     """Return rank ``index``'s part of a whole ``value`` (a view when there is one block)."""
     blocks = blocks_of(shard, value.shape[shard.dim])

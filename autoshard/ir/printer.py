@@ -17,8 +17,8 @@ from collections import Counter
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
 
+from autoshard.ir.communication import node_traffic
 from autoshard.ir.graph_function import (
     BUFFER,
     FLAT,
@@ -150,7 +150,7 @@ class _Namer:
         record = info(node)
         given = ", ".join(self._arguments(node))
         text = f"{self.names[node]}: {self._type(node)} = {op_text(node)}({given})"
-        text += "".join(f"  <== {t.axis} {show_bytes(t.nbytes)}" for t in _collectives(node))
+        text += "".join(f"  <== {t.axis} {show_bytes(t.nbytes)}" for t in node_traffic(node))
         places = [place_of(record.source)] if record.source else []
         places += [f"plan:{record.span.line}"] if record.span else []
         text += f"  # {' '.join(places)}" if places else ""
@@ -223,15 +223,7 @@ def _place(node: Node) -> tuple[str, str]:
 def _is_ours(node: Node) -> bool:
     """Tell whether the node moves values between ranks: it never takes a module's name."""
     ours = spec(node.target)
-    return ours is not None and bool(_collectives(node) or "copy_to" in ours.name)
-
-
-def _collectives(node: Node) -> tuple:
-    ours = spec(node.target)
-    if ours is None:
-        return ()
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    return tuple(ours.traffic(*args, **kwargs))
+    return ours is not None and bool(node_traffic(node) or "copy_to" in ours.name)
 
 
 def _is_tensor(value: object) -> bool:

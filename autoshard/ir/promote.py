@@ -5,6 +5,7 @@ Hugging Face models cast to float32 inside, which float64 parameters alone do no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -42,6 +43,16 @@ def promote(program: Program, dtype: torch.dtype = torch.float64) -> Program:
         holds=set(program.holds),
         journal=list(program.journal),
     )
+
+
+def promote_values(
+    values: Mapping[str, torch.Tensor], dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """Return ``values`` with every float as ``dtype``; None leaves them as they are."""
+    return {
+        name: value if dtype is None else value.to(_raised(value.dtype, dtype))
+        for name, value in values.items()
+    }
 
 
 def _promoted(function: GraphFunction, dtype: torch.dtype) -> GraphFunction:

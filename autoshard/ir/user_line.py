@@ -60,14 +60,6 @@ def place_of(source: str) -> str:
     return ":".join(source.split(":", 2)[:2])
 
 
-def definition_line(function: object) -> str:
-    """Return "train.py:12: def loss(output, batch):" for a Python function, else ""."""
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_filename.startswith("<"):
-        return ""
-    return _text(code.co_filename, code.co_firstlineno, "")
-
-
 def _choose(frames: Iterable[Frame]) -> str:
     known = [frame for frame in frames if not _is_plumbing(frame[0])]
     own = [frame for frame in known if _is_model_code(frame[0])]

@@ -196,7 +196,7 @@ tied_all_reduce = define(
     "tied_all_reduce(Tensor x, str axis, int[] members) -> Tensor",
     fake=lambda x, axis, members: torch.empty_like(x),
     run=lambda comm, x, axis, members: comm.all_reduce_start(x, axis, members=members).wait(),
-    traffic=lambda x, axis, members: (Traffic("all_reduce", axis, _nbytes(x)),),
+    traffic=lambda x, axis, members: (Traffic("all_reduce", axis, _nbytes(x), tuple(members)),),
 )
 
 

@@ -22,6 +22,11 @@ class Traffic:
     kind: str  # "all_reduce", "all_gather", "reduce_scatter", "broadcast"
     axis: str
     nbytes: int
+    members: tuple[int, ...] = ()  # places along the axis that take part; none means all
+
+    def ranks(self, size: int) -> int:
+        """Return how many ranks take part on an axis of ``size`` ranks."""
+        return len(self.members) or size
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
-from autoshard.cost.traffic import node_traffic
+from autoshard.ir.communication import node_traffic
 from autoshard.ir.graph_function import BOUNDARY, TANGENT, GraphFunction
 from autoshard.ir.node_info import info, val
 from autoshard.ir.program import Program
@@ -68,15 +68,11 @@ def _graph_events(function: GraphFunction, mesh: Mesh, rank: int, where: str) ->
         for item in node_traffic(node):
             if mesh.size(item.axis) == 1:
                 continue
-            group = _members(mesh, rank, item.axis, node)
+            group = mesh.group(rank, item.axis)
+            if item.members:
+                group = tuple(group[i] for i in item.members)
             tag = f"{item.kind} {item.nbytes} B"
             yield Event(rank, "collective", group, tag, f"{where} {info(node).path}")
-
-
-def _members(mesh: Mesh, rank: int, axis: str, node: object) -> tuple[int, ...]:
-    group = mesh.group(rank, axis)
-    chosen = node.args[2] if node.target.name().endswith("tied_all_reduce") else None
-    return group if chosen is None else tuple(group[i] for i in chosen)
 
 
 def _transfer(program: Program, mesh: Mesh, rank: int, action: Action) -> Event:

@@ -90,7 +90,7 @@ class Engine:
     ) -> None:
         """Link ``program``, which was compiled for ``example``, and take the model's values over.
 
-        ``tensors`` are the model's parameters and buffers by each of their names.
+        ``tensors`` are the model's parameters and buffers by canonical name.
         """
         compare_fingerprints(control, take_fingerprint(setup.plan_text, program))
         self._setup, self._control = setup, control

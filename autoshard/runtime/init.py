@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
 
 from autoshard.diagnostics import CaptureError
 from autoshard.ir.params import ParamSpec
@@ -15,14 +14,6 @@ from autoshard.runtime.control import Control
 from autoshard.runtime.storage import Storage
 
 Init = Callable[[str, torch.Tensor], object]  # fills the tensor of that name in place
-
-
-def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and buffer under each of its names."""
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
 
 
 def check_init(program: Program, tensors: Mapping[str, torch.Tensor], init: Init | None) -> None:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.frontend import compile_plan
-from autoshard.ir.batch import batch_leaves
+from autoshard.ir.batch import batch_leaves, share_leaves
 from autoshard.ir.capture import capture
-from autoshard.ir.graph_function import BATCH
+from autoshard.ir.evaluate import model_tensors, run_reference
 from autoshard.ir.program import Program
-from autoshard.ir.promote import promote
+from autoshard.ir.promote import promote, promote_values
 from autoshard.mesh import Mesh
 from autoshard.plan import Plan
 from autoshard.testing.lockstep import StepRecord, adamw, run_lockstep
@@ -87,8 +87,24 @@ def reference_run(
 ) -> tuple[StepRecord, ...]:
     """Train the captured model on the whole ``batch`` in one process and record each step."""
     whole = promote(capture(model, batch, loss, mesh=Mesh(()), compare=False), dtype)
-    values = model_values(model, whole, dtype)
-    return train_reference(whole, values, _leaves(batch, dtype), steps, max_norm)
+    values = promote_values(model_tensors(model), dtype)
+    leaves = promote_values(batch_leaves(batch), dtype)
+    trained = {s.fqn: nn.Parameter(values[s.fqn].clone()) for s in whole.params.trainable()}
+    optimizer = adamw(trained.values())
+    records = []
+    for step in range(steps):
+        held = {**values, **{name: p.detach() for name, p in trained.items()}}
+        found = run_reference(whole, held, leaves, rng=(0, step, 0))
+        for name, parameter in trained.items():
+            parameter.grad = found.grads.get(name)
+        grads = {name: grad.clone() for name, grad in found.grads.items()}
+        norm = None
+        if max_norm is not None:
+            norm = nn.utils.clip_grad_norm_(trained.values(), max_norm)
+        optimizer.step()
+        params = {name: p.detach().clone() for name, p in trained.items()}
+        records.append(StepRecord(found.loss, grads, norm, params))
+    return tuple(records)
 
 
 def compare_compiled(
@@ -100,57 +116,17 @@ def compare_compiled(
     dtype: torch.dtype = torch.float64,
 ) -> Comparison:
     """Run a compiled program in lock step and compare it with a reference run."""
-    values = model_values(model, program, dtype)
-    shares = split_over_dp(_leaves(batch, dtype), program.mesh.size("dp"))
+    values = held_values(model, program, dtype)
+    leaves = promote_values(batch_leaves(batch), dtype)
+    shares = share_leaves(leaves, program.mesh.size("dp"))
     ours = run_lockstep(program, values, [shares] * len(reference), max_norm=max_norm)
     return Comparison(tuple(differences(ours, reference)), ours, tuple(reference))
 
 
-def _leaves(batch: object, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: _promoted(value, dtype) for name, value in batch_leaves(batch).items()}
-
-
-def model_values(model: nn.Module, program: Program, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the model's parameters and buffers by canonical name, floats as ``dtype``."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers()), **program.constants}
-    known = {spec.fqn for spec in program.params}
-    return {n: _promoted(v.detach(), dtype) for n, v in named.items() if n in known}
-
-
-def split_over_dp(leaves: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
-    """Return the local batches of ``size`` data parallel ranks: contiguous shares of dim 0."""
-    return [{n: v.chunk(size)[rank] for n, v in leaves.items()} for rank in range(size)]
-
-
-def train_reference(
-    program: Program,
-    values: Mapping[str, Tensor],
-    leaves: Mapping[str, Tensor],
-    steps: int,
-    max_norm: float | None,
-) -> tuple[StepRecord, ...]:
-    """Train the captured forward graph with autograd, in one process, and record each step."""
-    trained = {s.fqn: values[s.fqn].clone().requires_grad_() for s in program.params.trainable()}
-    inputs = {**values, **program.constants, **trained}
-    optimizer = adamw(trained.values())
-    module = program.forward.module()
-    records = []
-    for _ in range(steps):
-        args = [
-            leaves[port.name] if port.kind == BATCH else inputs[port.name]
-            for port in program.forward.inputs
-        ]
-        loss = module(*args)[0]
-        loss.backward()
-        grads = {n: p.grad.clone() for n, p in trained.items() if p.grad is not None}
-        norm = None
-        if max_norm is not None:
-            norm = nn.utils.clip_grad_norm_(trained.values(), max_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        params = {n: p.detach().clone() for n, p in trained.items()}
-        records.append(StepRecord(loss.detach(), grads, norm, params))
-    return tuple(records)
+def held_values(model: nn.Module, program: Program, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return what ``program`` stores of a model, by canonical name; floats as ``dtype``."""
+    held = {name: v for name, v in model_tensors(model).items() if name in program.params}
+    return promote_values(held, dtype)
 
 
 def differences(ours: Sequence[StepRecord], reference: Sequence[StepRecord]) -> list[Difference]:
@@ -194,7 +170,3 @@ def _difference(what: str, step: int, ours: Tensor, reference: Tensor, floor: fl
     norm = reference.norm().item()
     ratio = ours.norm().item() / norm if norm else 1.0
     return Difference(what, step, gap / scale if scale else gap, ratio)
-
-
-def _promoted(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value

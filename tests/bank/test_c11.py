@@ -5,7 +5,7 @@ import torch
 from autoshard.frontend import compile_plan
 from autoshard.runtime.control import Control
 from autoshard.runtime.state_dict import gather_state, load_state
-from autoshard.testing.equivalence import model_values
+from autoshard.testing.equivalence import held_values
 from autoshard.testing.lockstep import run_ranks
 from autoshard.testing.models import Built, tiny_gpt
 from autoshard.testing.mutants import drop_collective
@@ -43,7 +43,7 @@ def test_a_checkpoint_has_97_rows_and_the_plain_model_loads_it(tmp_path) -> None
     def save(exe) -> dict:
         return gather_state(program, exe.storage, exe.comm, names)
 
-    _, (state, _) = run_ranks(program, model_values(model, program, torch.float32), save)
+    _, (state, _) = run_ranks(program, held_values(model, program, torch.float32), save)
     torch.save(state, tmp_path / "model.pt")
     loaded, _, _ = tiny_gpt(layers=1, heads=4, vocab=97, seed=1)
     loaded.load_state_dict(torch.load(tmp_path / "model.pt"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autoshard.frontend import compile_plan
-from autoshard.testing.equivalence import TOLERANCE, differences, model_values
+from autoshard.testing.equivalence import TOLERANCE, differences, held_values
 from autoshard.testing.lockstep import StepRecord, run_lockstep
 from autoshard.testing.models import Built, tiny_gpt
 from tests.bank.equal import read, train_plain
@@ -30,7 +30,7 @@ def accumulate(built: Built, weight: float) -> StepRecord:
     program = compile_plan(model, read(PLAN), rounds[0], loss, dtype=torch.float64).program
     records = run_lockstep(
         program,
-        model_values(model, program, torch.float64),
+        held_values(model, program, torch.float64),
         [[leaves] for leaves in rounds],
         optimizer=None,
         max_norm=NO_CLIP,

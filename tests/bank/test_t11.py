@@ -5,7 +5,7 @@ import torch
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import BOUNDARY, BUFFER
 from autoshard.runtime.state_dict import gather_state
-from autoshard.testing.equivalence import model_values
+from autoshard.testing.equivalence import held_values
 from autoshard.testing.lockstep import run_ranks
 from tests.bank.equal import assert_equal, double, finding, read
 from tests.bank.models import rotary_toy
@@ -39,7 +39,7 @@ def test_the_state_dict_has_it_once_and_as_it_was() -> None:
     def save(exe) -> dict:
         return gather_state(program, exe.storage, exe.comm, names)
 
-    _, (state, _) = run_ranks(program, model_values(model, program, torch.float32), save)
+    _, (state, _) = run_ranks(program, held_values(model, program, torch.float32), save)
     assert list(state) == list(names) and names.count("table") == 1
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+import torch
 
 from autoshard.cost.memory import in_flight, memory
 from autoshard.cost.traffic import traffic, wire_bytes
@@ -10,7 +11,8 @@ from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
 from autoshard.ir.capture import capture
 from autoshard.mesh import Mesh
-from autoshard.ops.library import Traffic
+from autoshard.ops.collectives import tied_all_reduce
+from autoshard.ops.library import Traffic, spec
 from autoshard.source import Source
 from autoshard.testing.models import tiny_gpt
 from autoshard.testing.plans import Layout, plan_text
@@ -65,3 +67,10 @@ def test_zero_1_sends_what_an_all_reduce_would():
         for z in (0, 1)
     ]
     assert both[1] == pytest.approx(both[0], rel=0.01)
+
+
+def test_a_tied_gradient_is_summed_by_its_stages_only():
+    tied = spec(tied_all_reduce)
+    (item,) = tied.traffic(torch.zeros(100), "pp", [0, 11])
+    assert item.members == (0, 11) and item.ranks(12) == 2
+    assert wire_bytes(item, item.ranks(12)) == item.nbytes

@@ -8,7 +8,6 @@ from torch import nn
 from autoshard.ir.aliases import cheap_base, is_cheap, is_view, lifetime_end, view_base
 from autoshard.ir.extract import ancestors, extract
 from autoshard.ir.graph_function import BATCH, OUTPUT, PARAM, GraphFunction, Port
-from autoshard.ir.liveness import last_uses
 from autoshard.ir.lower import lower
 from autoshard.ir.node_info import NodeInfo, set_info
 from autoshard.ir.tidy import erase_dead
@@ -68,19 +67,6 @@ def test_a_cast_of_an_input_is_cheap_but_a_cast_of_a_result_is_not() -> None:
         if n.target is aten._to_copy.default
     )
     assert is_cheap(first) and not is_cheap(second)
-
-
-def test_every_value_dies_once_after_its_last_reader() -> None:
-    function = lower(traced(Views(), torch.randn(3, 4)))
-    order = {node: index for index, node in enumerate(function.graph.nodes)}
-    dying = last_uses(function.graph)
-    dead = [value for values in dying.values() for value in values]
-    returned = set(function.results)
-    assert sorted(dead, key=order.get) == [
-        n for n in function.graph.nodes if n.op != "output" and n not in returned
-    ]
-    for node, values in dying.items():
-        assert all(max(map(order.get, v.users)) == order[node] for v in values if v.users)
 
 
 def test_a_value_lives_as_long_as_its_views_are_read() -> None:

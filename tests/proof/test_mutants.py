@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from autoshard.diagnostics import AutoshardError
 from autoshard.dsl.load import load
@@ -18,7 +19,7 @@ from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Status
 from autoshard.source import Source
 from autoshard.testing.equivalence import compare_compiled, reference_run
-from autoshard.testing.models import tiny_gpt
+from autoshard.testing.models import tiny_gpt, token_batch
 from autoshard.testing.mutants import FAULTS, Mutant, localize_normalizer, wrong_axis
 from autoshard.testing.plans import Layout, plan_text
 from autoshard.verify import verify
@@ -110,3 +111,19 @@ def test_verify_breaks_what_it_runs_too() -> None:
     assert verdict.row("types").status is Status.PROVED
     (finding,) = verdict.row("numbers").findings
     assert finding.startswith("first difference: loss, step 0")
+
+
+def test_verify_trains_with_dropout_on_both_sides() -> None:
+    one = Layout(pp=2, microbatches=2)
+    model, batch, loss = tiny_gpt(layers=2, batch=one.samples, length=8, dropout=0.2)
+    verdict = verify(model, plan(one), batch, loss, steps=2)
+    assert verdict.row("numbers").status is Status.CHECKED, str(verdict)
+
+
+def test_a_capture_that_was_not_compared_is_not_called_equal() -> None:
+    with torch.device("meta"):
+        model, _, loss = tiny_gpt(layers=2, length=8)
+    verdict = verify(model, plan(), token_batch(LAYOUT.samples, 8), loss, numbers=False)
+    assert verdict.row("capture").status is Status.SKIPPED
+    assert "meta device" in verdict.row("capture").summary
+    assert verdict.is_good and not verdict.is_complete

@@ -36,11 +36,6 @@ FAMILIES = (
 RULES: dict[object, Rule] = {op: rule for family in FAMILIES for op, rule in family.TABLE.items()}
 
 
-def has_rule(op: object) -> bool:
-    """Tell whether the table knows the operator."""
-    return op in RULES
-
-
 def choose(call: Call, ins: tuple[Placement, ...]) -> Choice:
     """Return what the operator's rule decides; without a rule everything is gathered, unproven."""
     rule = RULES.get(call.op)
