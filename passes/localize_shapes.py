@@ -199,6 +199,7 @@ SIZES: dict[object, Rewrite] = {
     aten.zeros.default: _shape_first,
     aten.ones.default: _shape_first,
     aten.repeat.default: _repeat,
+    aten.tile.default: _repeat,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.slice.Tensor: _slice,

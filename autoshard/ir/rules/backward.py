@@ -11,6 +11,7 @@ import torch
 from autoshard.ir.placement import Placement
 from autoshard.ir.rules.call import Call, Choice, Rule
 from autoshard.ir.rules.factors import NONE, Factors, Labels, broadcast, solve
+from autoshard.ir.rules.pointwise import overloads
 from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
 from autoshard.ops import add_rms_norm as _add_rms_norm  # noqa: F401
 from autoshard.ops import collectives
@@ -95,14 +96,11 @@ def _embedding_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return solve(factors, call, ins)
 
 
-def _nll_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
-    """``dloss, x nc, target n, total -> nc``: the classes are whole."""
-    rows = tuple(range(len(call.shapes[1]) - 1))
-    given = tuple(
-        () if not s else (rows if len(s) == len(rows) else (*rows, "c")) for s in call.shapes
-    )
-    out = (*rows, "c")
-    return solve(Factors(given, (out,), whole=frozenset("c"), linear=GRADIENT), call, ins)
+def _glu_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``dy, x -> dx``; the dim that is gated is whole."""
+    labels = tuple(range(len(call.outs[0])))
+    whole = frozenset({call["dim"] % max(len(labels), 1)})
+    return solve(Factors((labels, labels), (labels,), whole=whole, linear=GRADIENT), call, ins)
 
 
 def _placed_in_zeros(call: Call, ins: tuple[Placement, ...]) -> Choice:
@@ -130,17 +128,18 @@ TABLE: dict[object, Rule] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
-    aten.nll_loss_backward.default: _nll_backward,
+    aten.glu_backward.default: _glu_backward,
     aten.slice_backward.default: _placed_in_zeros,
     aten.select_backward.default: _placed_in_zeros,
     collectives.release: _release,
     **dict.fromkeys(
-        (
-            aten.gelu_backward.default,
-            aten.silu_backward.default,
-            aten.tanh_backward.default,
-            aten.sigmoid_backward.default,
-            aten.threshold_backward.default,
+        overloads(
+            "gelu_backward.default silu_backward.default tanh_backward.default"
+            " sigmoid_backward.default threshold_backward.default elu_backward.default"
+            " leaky_relu_backward.default hardshrink_backward.default hardsigmoid_backward.default"
+            " hardswish_backward.default hardtanh_backward.default log_sigmoid_backward.default"
+            " logit_backward.default mish_backward.default softplus_backward.default"
+            " softshrink_backward.default"
         ),
         _pointwise,
     ),

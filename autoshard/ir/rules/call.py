@@ -22,6 +22,9 @@ from autoshard.ir.placement import REPLICATE, Placement
 aten = torch.ops.aten
 # What keeps 0, 1, 2 ... as it is, but for dims of size 1.
 _KEEPS_COUNTING = (aten.unsqueeze.default, aten.reshape.default, aten._to_copy.default)
+_LOOKUPS = (aten.index.Tensor, aten.index_put.default)
+_ZEROS = (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
+_FILLED = (aten.full.default, aten.new_full.default, aten.full_like.default)
 Shape = tuple[int, ...]
 
 
@@ -43,6 +46,7 @@ class Call:
     size: int  # what a split dimension must be divisible by
     axis: str = "tp"  # the mesh axis that is asked about
     iotas: frozenset[int] = frozenset()  # inputs that count 0, 1, ... along their one long dim
+    zeros: frozenset[int] = frozenset()  # inputs that were made as zeros: a partial sum of nothing
 
     def __getitem__(self, name: str) -> object:
         return self.arguments[name]
@@ -108,7 +112,8 @@ def call_of(
     inputs: list[Node] = []
     arguments = {name: _reference(value, inputs) for name, value in bound_arguments(node).items()}
     shapes = tuple(shape_of(n)[0] for n in inputs)
-    return Call(node.target, arguments, shapes, shape_of(node), size, axis, iotas)
+    zeros = frozenset(i for i, n in enumerate(inputs) if _is_zero(n))
+    return Call(node.target, arguments, shapes, shape_of(node), size, axis, iotas, zeros)
 
 
 def tensor_inputs(node: Node) -> tuple[Node, ...]:
@@ -153,9 +158,15 @@ def _reference(value: object, inputs: list[Node]) -> object:
 
 def iotas_of(node: Node) -> frozenset[int]:
     """Return the index inputs of a look-up that count 0, 1, ... along one dimension."""
-    if node.target is not aten.index.Tensor:
+    if node.target not in _LOOKUPS:
         return frozenset()
     return frozenset(i for i, n in enumerate(tensor_inputs(node)) if i and _counts(n))
+
+
+def _is_zero(value: Node) -> bool:
+    if value.op != "call_function":
+        return False
+    return value.target in _ZEROS or (value.target in _FILLED and value.args[-1] == 0)
 
 
 def _counts(value: Node) -> bool:

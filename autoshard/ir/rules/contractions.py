@@ -72,6 +72,74 @@ def _matmul(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return solve(Factors(labels, (out,), SUMS, linear=EACH), call, ins)
 
 
+def _einsum(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Read the labels from the equation; what it doesn't keep is summed."""
+    given, out = _equation(call["equation"], [len(s) for s in call.shapes])
+    whole = frozenset(label for labels in given for label in labels if labels.count(label) > 1)
+    longest = {
+        label: max(n for ls, s in zip(given, call.shapes, strict=True)
+                   for other, n in zip(ls, s, strict=True) if other == label)
+        for labels in given for label in labels
+    }  # fmt: skip
+    labels = tuple(
+        tuple(None if n == 1 != longest[label] else label for label, n in zip(ls, s, strict=True))
+        for ls, s in zip(given, call.shapes, strict=True)
+    )
+    sums = frozenset(longest) - set(out) - whole
+    each = tuple(frozenset({i}) for i in range(len(ins)))
+    return solve(Factors(labels, (out,), sums, whole, linear=each), call, ins)
+
+
+def _equation(text: str, ranks: list[int]) -> tuple[list[Labels], Labels]:
+    """Return the labels of an einsum's inputs and output; ``...`` stands for numbered dims."""
+    before, arrow, after = text.replace(" ", "").partition("->")
+    terms = before.split(",")
+    lead = max(rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True))
+
+    def spread(term: str, count: int) -> Labels:
+        first, dots, rest = term.partition("...")
+        return (*first, *range(lead - count, lead), *rest) if dots else tuple(term)
+
+    given = [
+        spread(term, rank - len(term.replace("...", "")))
+        for term, rank in zip(terms, ranks, strict=True)
+    ]
+    if arrow:
+        return given, spread(after, lead)
+    once = sorted(c for c in set(before) - set(",.") if before.count(c) == 1)
+    return given, (*range(lead), *once)
+
+
+def _tensordot(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Pair the named dims of both; all others stay."""
+    a, b = (list(range(len(s))) for s in call.shapes)
+    left = [d % len(a) for d in call["dims_self"]]
+    right = [d % len(b) for d in call["dims_other"]]
+    first = tuple(("k", left.index(d)) if d in left else ("a", d) for d in a)
+    second = tuple(("k", right.index(d)) if d in right else ("b", d) for d in b)
+    sums = frozenset(("k", i) for i in range(len(left)))
+    out = tuple(label for label in (*first, *second) if label not in sums)
+    return solve(Factors((first, second), (out,), sums, linear=EACH), call, ins)
+
+
+def _distance(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``..pm, ..rm -> ..pr``, which is not linear."""
+    batch = call.outs[0][:-2]
+    lead_a, lead_b = broadcast((call.shapes[0][:-2], call.shapes[1][:-2]), batch)
+    labels = ((*lead_a, "p", "m"), (*lead_b, "r", "m"))
+    out = (*range(len(batch)), "p", "r")
+    return solve(Factors(labels, (out,), whole=frozenset("m")), call, ins)
+
+
+def _distance_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``..pr, ..pm, ..rm, ..pr -> ..pm``: the columns are summed."""
+    lead = tuple(range(len(call.outs[0]) - 2))
+    pairs, points = (*lead, "p", "r"), (*lead, "p", "m")
+    labels = (pairs, points, (*lead, "r", "m"), pairs)
+    sums, whole = frozenset("r"), frozenset("m")
+    return solve(Factors(labels, (points,), sums, whole, linear=EACH[:1]), call, ins)
+
+
 def _bias_last(choice: Choice, bias: bool) -> Choice:
     return replace(choice, instead="add_bias_last") if bias and PARTIAL in choice.outs else choice
 
@@ -89,4 +157,9 @@ TABLE: dict[object, Rule] = {
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,
     aten.matmul.default: _matmul,
+    aten.einsum.default: _einsum,
+    aten.tensordot.default: _tensordot,
+    aten.cdist.default: _distance,
+    aten._cdist_forward.default: _distance,
+    aten._cdist_backward.default: _distance_backward,
 }

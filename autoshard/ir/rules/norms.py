@@ -41,11 +41,54 @@ def _group_norm(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return solve(Factors((labels, *extra), (labels,), whole=whole), call, ins)
 
 
+def _native_group_norm(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``nc..., c, c -> nc..., ng, ng``."""
+    labels = tuple(range(len(call.shapes[0])))
+    extra = (("c",),) * (len(call.shapes) - 1)
+    whole = frozenset({*labels[1:], "c", "g"})
+    return solve(Factors((labels, *extra), (labels, (0, "g"), (0, "g")), whole=whole), call, ins)
+
+
+def _native_group_norm_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``dy, x, mean ng, rstd ng, c -> dx, dc, dc``: parameters' gradients sum over samples."""
+    labels = tuple(range(len(call.shapes[0])))
+    extra = (("c",),) * (len(call.shapes) - 4)
+    given = (labels, labels, (0, "g"), (0, "g"), *extra)
+    outs = tuple(labels if len(s) == len(labels) else ("c",) for s in call.outs)
+    whole = frozenset({*labels[1:], "c", "g"})
+    factors = Factors(given, outs, sums=frozenset({0}), whole=whole, linear=(frozenset({0}),))
+    return solve(factors, call, ins)
+
+
+def _by_channel(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Batch norm in training: ``nc...`` with ``c``; samples are mixed, channels are not."""
+    full = call.shapes[0]
+    labels = tuple("c" if d == 1 else d for d in range(len(full)))
+    given = tuple(labels if len(s) == len(full) else ("c",) for s in call.shapes)
+    outs = tuple(labels if len(s) == len(full) else ("c",) for s in call.outs)
+    whole = frozenset(labels) - {"c"}
+    linear = (frozenset({0}),) if "grad_out" in call.arguments else ()
+    return solve(Factors(given, outs, whole=whole, linear=linear), call, ins)
+
+
+def _instance_norm(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``nc...`` with ``c``: samples and channels are independent."""
+    full = call.shapes[0]
+    labels = ("n", "c", *range(2, len(full)))
+    given = tuple(labels if len(s) == len(full) else ("c",) for s in call.shapes)
+    return solve(Factors(given, (labels,), whole=frozenset(labels[2:])), call, ins)
+
+
 TABLE: dict[object, Rule] = {
     aten.layer_norm.default: _norm,
     aten.native_layer_norm.default: _norm,
     aten.rms_norm.default: _norm,
     aten.group_norm.default: _group_norm,
+    aten.native_group_norm.default: _native_group_norm,
+    aten.native_group_norm_backward.default: _native_group_norm_backward,
+    aten.native_batch_norm.default: _by_channel,
+    aten.native_batch_norm_backward.default: _by_channel,
+    aten.instance_norm.default: _instance_norm,
     ours.add_layer_norm.default: _norm,
     ours.add_rms_norm.default: _norm,
 }

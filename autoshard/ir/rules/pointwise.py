@@ -68,7 +68,9 @@ _NONLINEAR = """
     to.dtype to.dtype_layout to.device to.other _to_copy.default div.Tensor_mode div.Scalar_mode
     bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar lerp.Scalar lerp.Tensor
     addcmul.default addcdiv.default fill.Scalar fill.Tensor copy.default
-    full_like.default zeros_like.default ones_like.default
+    full_like.default zeros_like.default ones_like.default empty_like.default
+    min.other max.other hardshrink.default logaddexp.default hypot.default sinc.default
+    clamp_min.Tensor clamp_max.Tensor log_sigmoid_forward.default
 """
 _LINEAR = """
     neg.default clone.default contiguous.default alias.default detach.default mul.Scalar

@@ -8,7 +8,7 @@ import torch
 
 from autoshard.ir.placement import PARTIAL, Placement
 from autoshard.ir.rules.call import Call, Choice, Rule
-from autoshard.ir.rules.factors import Factors, Labels, solve
+from autoshard.ir.rules.factors import NONE, Factors, Labels, solve
 from autoshard.ir.rules.pointwise import overloads
 
 aten = torch.ops.aten
@@ -66,6 +66,17 @@ def _diff(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return solve(factors, call, ins)
 
 
+def _histogram(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Counts of parts add up where the bins don't depend on the values."""
+    labels = tuple(range(len(call.shapes[0])))
+    fixed = call["min"] != call["max"]
+    every = frozenset(labels)
+    factors = Factors(
+        (labels,), ((None,),), sums=every if fixed else NONE, whole=NONE if fixed else every
+    )
+    return solve(factors, call, ins)
+
+
 def along(*names: str, linear: bool = False) -> Rule:
     """Return the rule of an operator that keeps its shape and needs the named dims whole."""
 
@@ -89,7 +100,7 @@ TABLE: dict[object, Rule] = {
             " argmin.default any.default any.dim any.dims all.default all.dim all.dims prod.default"
             " prod.dim_int var.correction var.dim std.correction std.dim var_mean.correction"
             " logsumexp.default norm.ScalarOpt_dim linalg_vector_norm.default median.dim"
-            " count_nonzero.dim_IntList count_nonzero.default"
+            " count_nonzero.dim_IntList count_nonzero.default aminmax.default var_mean.dim"
         ),
         _whole,
     ),
@@ -97,12 +108,13 @@ TABLE: dict[object, Rule] = {
         overloads(
             "softmax.int log_softmax.int _safe_softmax.default _softmax.default"
             " _log_softmax.default logcumsumexp.default cumprod.default sort.default"
-            " argsort.default glu.default"
+            " argsort.default glu.default cummax.default cummin.default"
         ),
         along("dim"),
     ),
     **dict.fromkeys(overloads("cumsum.default"), along("dim", linear=True)),
     **dict.fromkeys(overloads("diff.default"), _diff),
+    **dict.fromkeys(overloads("histc.default"), _histogram),
     **dict.fromkeys(overloads("flip.default"), along("dims", linear=True)),
     **dict.fromkeys(overloads("roll.default"), along("dims", linear=True)),
     **dict.fromkeys(overloads("tril.default triu.default"), _triangle),

@@ -9,12 +9,14 @@ from autoshard.ir.rules import (
     communication,
     contractions,
     convolution,
+    experts,
     factories,
     indexing,
     losses,
     norms,
     pointwise,
     reductions,
+    scatters,
     views,
 )
 from autoshard.ir.rules.call import Call, Choice, Rule, replicate
@@ -27,18 +29,21 @@ FAMILIES = (
     norms,
     attention,
     indexing,
+    scatters,
     losses,
     factories,
     convolution,
+    experts,
     communication,
     backward,
 )
+# By operator, or by name where an operator exists only once somebody else's module is imported.
 RULES: dict[object, Rule] = {op: rule for family in FAMILIES for op, rule in family.TABLE.items()}
 
 
 def choose(call: Call, ins: tuple[Placement, ...]) -> Choice:
     """Return what the operator's rule decides; without a rule everything is gathered, unproven."""
-    rule = RULES.get(call.op)
+    rule = RULES.get(call.op) or RULES.get(str(call.op))
     if rule is None:
         return replicate(call, proven=False)
     return rule(call, ins)

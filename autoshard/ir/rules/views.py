@@ -20,7 +20,7 @@ from autoshard.ir.placement import (
     normalize,
 )
 from autoshard.ir.rules.call import Call, Choice, Rule, keep, replicate
-from autoshard.ir.rules.factors import Factors, Labels, broadcast, solve
+from autoshard.ir.rules.factors import Factors, Labels, broadcast, is_padded, solve
 from autoshard.ir.rules.pointwise import overloads
 from autoshard.ir.rules.reshape import reshape_shard
 
@@ -35,6 +35,14 @@ def _reshape(call: Call, ins: tuple[Placement, ...]) -> Choice:
         return keep(call, ins, placement)
     out = reshape_shard(placement, call.shapes[0], call.outs[0], call.size)
     return replicate(call, refusal="heads") if out is None else keep(call, ins, out)
+
+
+def _view_as(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """As a reshape to the shape of the second input, which must lie as the result does."""
+    choice = _reshape(call, ins[:1])
+    (out,) = choice.outs
+    like = out if isinstance(out, Shard) else REPLICATE
+    return replace(choice, wants=(*choice.wants[:1], like))
 
 
 def _relabel(call: Call, ins: tuple[Placement, ...], labels: Labels, out: Labels) -> Choice:
@@ -108,6 +116,63 @@ def _repeat(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return replace(choice, uniform=tuple(d for d in uniform if out[d] > extents[d]))
 
 
+def _repeat_interleave(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Repeat each element along a dim in place: parts repeat into parts, blocks grow."""
+    (placement,), dim = ins, call["dim"]
+    if dim is None:
+        return replicate(call) if isinstance(placement, Shard) else keep(call, ins, placement)
+    dim %= len(call.shapes[0])
+    if isinstance(placement, Shard) and placement.dim == dim:
+        if is_padded(placement.blocks, call.shapes[0][dim]):
+            return replicate(call)
+        longer = tuple(block * call["repeats"] for block in placement.blocks)
+        return keep(call, ins, Shard(dim, longer))
+    return keep(call, ins, placement)
+
+
+def _diagonal(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``..m n -> ..d``: both dims of the diagonal are whole."""
+    labels = tuple(range(len(call.shapes[0])))
+    whole = frozenset({call.dim("dim1"), call.dim("dim2")})
+    out = (*(d for d in labels if d not in whole), "diagonal")
+    return solve(Factors((labels,), (out,), whole=whole, linear=JOINT), call, ins)
+
+
+def _diagonal_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``..d -> ..m n``, zero beside the diagonal."""
+    rank = len(call.outs[0])
+    gone = {call["dim1"] % rank, call["dim2"] % rank}
+    out = tuple(range(rank))
+    given = (*(d for d in out if d not in gone), "diagonal")
+    whole = frozenset({*gone, "diagonal"})
+    return solve(Factors((given,), (out,), whole=whole, linear=JOINT), call, ins)
+
+
+def _pixel_shuffle(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``..chw -> ..CHW``: channels and space change places, so they are whole."""
+    lead = tuple(range(len(call.shapes[0]) - 3))
+    before, after = (*lead, "c", "h", "w"), (*lead, "C", "H", "W")
+    whole = frozenset("chwCHW")
+    return solve(Factors((before,), (after,), whole=whole, linear=JOINT), call, ins)
+
+
+def _unfold_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """``..windows..length -> ..``: windows overlap, so the unfolded dim is whole."""
+    out = tuple(range(len(call.outs[0])))
+    dim = call["dim"] % len(out)
+    factors = Factors(((*out, "length"),), (out,), whole=frozenset({dim, "length"}), linear=JOINT)
+    return solve(factors, call, ins)
+
+
+def _meshgrid(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """Vectors as dims of one grid; with "xy" the first two change places."""
+    order = list(range(len(ins)))
+    if call.arguments.get("indexing") == "xy" and len(order) > 1:
+        order[:2] = order[1::-1]
+    labels = tuple((i,) if shape else () for i, shape in enumerate(call.shapes))
+    return solve(Factors(labels, (tuple(order),) * len(ins)), call, ins)
+
+
 def _pieces(call: Call, ins: tuple[Placement, ...]) -> Choice:
     """Split, chunk and unbind: each piece must be whole blocks of a split dimension."""
     (placement,), dim = ins, call.dim()
@@ -146,7 +211,8 @@ def _slice(call: Call, ins: tuple[Placement, ...]) -> Choice:
     extent = shape[dim]
     start, stop = _bounds(call, extent)
     lengths = [start, stop - start, extent - stop]
-    found = _cut(placement, extent, lengths) if call["step"] == 1 and stop > start else []
+    step = call.arguments.get("step", 1)
+    found = _cut(placement, extent, lengths) if step == 1 and stop > start else []
     return Choice(ins, (found[1],)) if found else replicate(call, refusal="packed")
 
 
@@ -240,10 +306,11 @@ TABLE: dict[object, Rule] = {
     **dict.fromkeys(
         overloads(
             "view.default _unsafe_view.default reshape.default flatten.using_ints"
-            " unflatten.int _reshape_alias.default view_as.default"
+            " unflatten.int _reshape_alias.default"
         ),
         _reshape,
     ),
+    aten.view_as.default: _view_as,
     aten.permute.default: _permute,
     aten.transpose.int: _transpose,
     aten.t.default: _t,
@@ -252,6 +319,13 @@ TABLE: dict[object, Rule] = {
     aten.expand.default: _expand,
     aten.broadcast_tensors.default: _broadcast_tensors,
     aten.repeat.default: _repeat,
+    aten.tile.default: _repeat,
+    aten.repeat_interleave.self_int: _repeat_interleave,
+    aten.diagonal.default: _diagonal,
+    aten.diagonal_backward.default: _diagonal_backward,
+    **dict.fromkeys(overloads("pixel_shuffle.default pixel_unshuffle.default"), _pixel_shuffle),
+    aten.unfold_backward.default: _unfold_backward,
+    aten.meshgrid.indexing: _meshgrid,
     **dict.fromkeys(
         overloads(
             "split.Tensor split_with_sizes.default split.sizes chunk.default unbind.int"
@@ -263,7 +337,13 @@ TABLE: dict[object, Rule] = {
     aten.select.int: _select,
     aten.cat.default: _cat,
     aten.stack.default: _stack,
-    **dict.fromkeys(overloads("pad.default constant_pad_nd.default"), _pad),
+    **dict.fromkeys(
+        overloads(
+            "pad.default constant_pad_nd.default reflection_pad1d.default reflection_pad2d.default"
+            " replication_pad1d.default replication_pad2d.default"
+        ),
+        _pad,
+    ),
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
     aten.unfold.default: _unfold,
