@@ -9,17 +9,19 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from autoshard.diagnostics import PassError
+from autoshard.diagnostics import PassError, VerifyError
 from autoshard.dsl.load import load, load_file
 from autoshard.dsl.printer import to_text
 from autoshard.dsl.resolve import resolve
-from autoshard.frontend import compile_plan
+from autoshard.frontend import Compiled, compile_plan
 from autoshard.ir.batch import batch_leaves, rebuild, share_leaves
 from autoshard.ir.evaluate import model_tensors
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.ir.promote import promote_values
 from autoshard.plan import Plan
+from autoshard.proof.static import static_rows
+from autoshard.proof.verdict import Status
 from autoshard.runtime.engine import Engine, Setup
 from autoshard.runtime.init import Init
 from autoshard.runtime.start import (
@@ -44,6 +46,7 @@ def parallelize(
     example: object,
     loss: Loss | None = None,
     init: Init | None = None,
+    verify: bool = True,
 ) -> Engine:
     """Return the engine that trains ``model`` by ``plan`` on this rank.
 
@@ -52,7 +55,9 @@ def parallelize(
     0-d tensor; without it the model's own loss is used. A model on the meta device needs ``init``,
     a function ``(name, tensor)`` that fills tensors in place, or a state dict loaded before the
     first step. Under torchrun every rank calls this; ranks connect only once the plan is known to
-    fit. Raises an AutoshardError that says where, why and what to do.
+    fit. Rank 0 then proves types, erasure and order of the program (see ``autoshard verify``) and
+    refuses one that is wrong; ``verify=False`` skips that. Raises an AutoshardError that says
+    where, why and what to do.
     """
     source = read_plan(plan)
     world = launched_world()
@@ -62,30 +67,31 @@ def parallelize(
     device = choose_device(batch_leaves(example))
     tensors = model_tensors(model)
 
-    def compile_for(batch: object, training: bool, compare: bool = False) -> Program:
-        compiled = compile_plan(
+    def compile_whole(batch: object, training: bool, compare: bool = False) -> Compiled:
+        return compile_plan(
             model, source, batch, loss, world_size=world, training=training, compare=compare
         )
-        return compiled.program
 
     def graph(until: str, stage: int) -> GraphModule:
         compiled = compile_plan(model, source, example, loss, world_size=world, until=until)
         return _show(compiled.program, until, stage)
 
     # One rank compares with the eager model for all: their fingerprints are equal.
-    program = compile_for(example, True, launched_rank() == 0)
+    is_first = launched_rank() == 0
+    compiled = compile_whole(example, True, is_first)
+    proof = _proved(compiled) if verify and is_first else ()
     setup = Setup(
         plan_text=to_text(source),
         micro_batch_size=resolved.micro_batch_size,
         num_microbatches=resolved.num_microbatches,
-        compile=compile_for,
+        compile=lambda batch, training: compile_whole(batch, training).program,
         graph=graph,
         names=tuple(model.state_dict()),
         batch_span=source.span("batch"),
         init=init,
-        notes=(_capture_note(program),),
+        notes=(_capture_note(compiled.program), *proof),
     )
-    return Engine(setup, program, example, tensors, connect(device), device)
+    return Engine(setup, compiled.program, example, tensors, connect(device), device)
 
 
 def lockstep(
@@ -120,6 +126,21 @@ def read_plan(plan: str | Path | Plan) -> Plan:
     if isinstance(plan, str) and "\n" in plan:
         return load(Source("plan", plan)).require()
     return load_file(plan).require()
+
+
+def _proved(compiled: Compiled) -> tuple[str, ...]:
+    """Prove types, erasure and order; return their rows, or refuse a program that is wrong."""
+    rows = static_rows(compiled.program, compiled.plain)
+    wrong = [row for row in rows if row.status is Status.WRONG]
+    if wrong:
+        raise VerifyError(
+            f"the compiled program is not the model: {wrong[0].link}: {wrong[0].summary}",
+            notes=wrong[0].findings,
+            help="please report this: the program is refused before anything is launched",
+        )
+    return tuple(
+        f"{row.link:<10} {row.status.value} in {row.seconds:.1f} s: {row.summary}" for row in rows
+    )
 
 
 def _capture_note(program: Program) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autoshard.compiler.manager import Observer, compile_program
+from autoshard.compiler.pass_base import Pass
 from autoshard.compiler.pipeline import Pipeline
 from autoshard.diagnostics import BatchError, Remark
 from autoshard.dsl.resolve import Resolved, resolve
@@ -17,8 +18,10 @@ from autoshard.ir.capture import capture
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.ir.promote import promote
+from autoshard.passes.globalize_loss import GlobalizeLoss
 from autoshard.passes.pipelines import default_pipeline
 from autoshard.plan import Plan
+from autoshard.proof.plain import PlainGraph
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Compiled:
     program: Program
     resolved: Resolved
     remarks: tuple[Remark, ...]
+    plain: PlainGraph | None = None  # the graph before its first parallel pass
 
 
 def compile_plan(
@@ -69,16 +73,24 @@ def compile_plan(
         program = promote(program, dtype)
     program.num_microbatches = resolved.num_microbatches
     remarks: list[Remark] = []
+    kept: list[PlainGraph] = []
+
+    def watch(step: Pass, current: Program) -> None:
+        if step.name == GlobalizeLoss.name:
+            kept.append(PlainGraph.of(current))
+        if observe is not None:
+            observe(step, current)
+
     program = compile_program(
         program,
         resolved,
         pipeline or default_pipeline(),
         until=until,
         remarks=remarks,
-        observe=observe,
+        observe=watch,
         check=check,
     )
-    return Compiled(program, resolved, tuple(remarks))
+    return Compiled(program, resolved, tuple(remarks), kept[0] if kept else None)
 
 
 def first_microbatch(batch: object, resolved: Resolved) -> object:

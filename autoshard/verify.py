@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -12,11 +11,11 @@ from autoshard.diagnostics import AutoshardError
 from autoshard.dsl.resolve import resolve
 from autoshard.frontend import compile_plan, first_microbatch, global_batch
 from autoshard.ir.capture import capture
+from autoshard.ir.compare import CompareReport
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.plan import Plan
-from autoshard.proof.order import prove_program
-from autoshard.proof.types import check_types
+from autoshard.proof.static import static_rows, timed
 from autoshard.proof.verdict import Row, Status, Verdict
 from autoshard.testing.equivalence import (
     TOLERANCE,
@@ -24,8 +23,6 @@ from autoshard.testing.equivalence import (
     compare_compiled,
     reference_run,
 )
-
-SHOWN = 8  # findings of one row that are printed
 
 
 def verify(
@@ -53,19 +50,19 @@ def verify(
     if mutate is not None:
         mutate(compiled.program)
     rows = [_capture(captured)]
-    rows.append(_timed(lambda: _types(compiled.program)))
-    rows.append(_timed(lambda: _order(compiled.program)))
+    rows += static_rows(compiled.program, compiled.plain)
     if numbers:
         doubled = compile_plan(model, plan, batch, loss, dtype=torch.float64, captured=captured)
         if mutate is not None:
             mutate(doubled.program)
         whole = global_batch(batch, resolved)
-        rows.append(_timed(lambda: _numbers(model, doubled.program, whole, loss, steps)))
+        rows.append(timed(lambda: _numbers(model, doubled.program, whole, loss, steps)))
     return Verdict(tuple(rows))
 
 
 def _capture(captured: Program) -> Row:
     report = captured.compared
+    assert isinstance(report, CompareReport), "capture was asked to compare"
     if not report.was_compared:
         return Row("capture", Status.SKIPPED, report.reason)
     summary = (
@@ -73,25 +70,6 @@ def _capture(captured: Program) -> Row:
         f"{report.gradient:.0e} (limit {report.tolerance:.0e})"
     )
     return Row("capture", Status.CHECKED, summary)
-
-
-def _types(program: Program) -> Row:
-    found = check_types(program)
-    if found.wrong:
-        summary = f"{len(found.wrong)} placements are wrong"
-        return Row("types", Status.WRONG, summary, tuple(found.wrong[:SHOWN]))
-    if found.unproven:
-        ops = tuple(f"{op}: no rule, {n} times" for op, n in sorted(found.unproven.items()))
-        return Row("types", Status.UNPROVEN, f"{len(ops)} operators have no rule", ops)
-    return Row("types", Status.PROVED, f"{found.nodes} placements re-inferred")
-
-
-def _order(program: Program) -> Row:
-    verdicts = [prove_program(program, semantics) for semantics in ("rendezvous", "streams")]
-    bad = [v for v in verdicts if not v.ok]
-    if bad:
-        return Row("order", Status.WRONG, "the ranks can deadlock", (str(bad[0]),))
-    return Row("order", Status.PROVED, "no deadlock under rendezvous and under ordered streams")
 
 
 def _numbers(
@@ -124,9 +102,3 @@ def _judge(comparison: Comparison, ranks: int, steps: int) -> Row:
         f"{worst.error:.1e} (limit {TOLERANCE:.0e})"
     )
     return Row("numbers", Status.CHECKED, summary)
-
-
-def _timed(check: Callable[[], Row]) -> Row:
-    start = time.perf_counter()
-    row = check()
-    return Row(row.link, row.status, row.summary, row.findings, time.perf_counter() - start)

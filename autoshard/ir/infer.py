@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from autoshard.ir.constants import Constants
-from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.graph_function import ACCUMULATED, FLAT, FLAT_GRAD, GraphFunction
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
@@ -39,7 +39,9 @@ class Inference:
     axis: Axis
     env: dict[Node, Value | tuple[Value, ...]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
-    unproven: Counter[str] = field(default_factory=Counter)
+    unproven: Counter[str] = field(default_factory=Counter)  # operators without a rule
+    unknown: Counter[str] = field(default_factory=Counter)  # that read a value of no placement
+    flat: dict[Node, str] = field(default_factory=dict)  # flat buckets, by node
     origins: dict[Node, Node] = field(default_factory=dict)  # saved input -> its node in F
     constants: Constants = field(init=False)
 
@@ -51,8 +53,10 @@ class Inference:
         """Infer every call in order; the placements of the placeholders are in ``env``."""
         for node in function.graph.find_nodes(op="placeholder"):
             self.env.setdefault(node, None)
+        for kind in (FLAT, FLAT_GRAD, ACCUMULATED):
+            self.flat |= {node: name for name, node in function.named(kind).items()}
         for node in function.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and node.target is not collectives.release:
                 self.env[node] = self._infer(node)
 
     def _infer(self, node: Node) -> Value | tuple[Value, ...]:
@@ -65,6 +69,8 @@ class Inference:
         ins = tuple(self.env[n] for n in tensor_inputs(node))
         count = len(shapes_of(node))
         if any(value is None for value in ins):
+            if not self._passes_on_bucket(node):
+                self.unknown[str(node.target)] += 1
             return None if count == 1 else (None,) * count
         choice = self._consistent_choice(node, ins)
         if not choice.proven:
@@ -124,25 +130,38 @@ class Inference:
         tensors = [i for i, v in enumerate(val(source)) if isinstance(v, torch.Tensor)]
         return values[tensors.index(index)]
 
+    def _passes_on_bucket(self, node: Node) -> bool:
+        """Tell whether a call moves a flat bucket over another axis: its parts keep their own."""
+        source = node.all_input_nodes[0] if node.all_input_nodes else None
+        if source not in self.flat or node.target not in collectives.ON_BUCKETS:
+            return False
+        self.flat[node] = self.flat[source]
+        return node.target is collectives.wait or self.axis.name not in node.args
+
     def _packed(self, node: Node) -> Value:
         """Return the placement of a flat buffer: over tp each part keeps its own."""
-        values = {self.env[n] for n in node.all_input_nodes}
+        self.flat[node] = ""
+        values = {self.env[n] for n in node.all_input_nodes if not is_zero(n)}
         return PARTIAL if self.axis.name == "dp" and values == {PARTIAL} else None
 
     def _param_view(self, node: Node) -> Value:
         """Return the placement of the parameter that is read out of a gathered flat bucket."""
         spec = self._param_at(node)
-        return None if spec is None else spec.placements.get(self.axis.name, REPLICATE)
+        if spec is None:
+            self.wrong.append(f"{node.name}: no parameter lies at {node.args[1]} of its bucket")
+            return None
+        return spec.placements.get(self.axis.name, REPLICATE)
 
     def _param_at(self, node: Node) -> ParamSpec | None:
-        offset, shape = node.args[1], tuple(node.args[2])
-        path = info(node).path
+        """Return the parameter that is stored where a view of a gathered bucket lies."""
+        source, offset, shape = node.args[0], node.args[1], tuple(node.args[2])
+        while source.op == "call_function" and source.all_input_nodes:
+            source = source.all_input_nodes[0]
+        place = self.flat.get(source), offset
         for spec in self.program.params:
             held = spec.storage
-            if not isinstance(held, Flat) or held.offset != offset:
-                continue
-            if spec.local_shape(self.program.mesh) == shape and spec.fqn.startswith(path):
-                return spec
+            if isinstance(held, Flat) and (held.bucket, held.offset) == place:
+                return spec if spec.local_shape(self.program.mesh) == shape else None
         return None
 
     def _shapes(self, node: Node) -> tuple[Shape, ...]:
@@ -169,6 +188,11 @@ class Inference:
         place = f"{record.path or 'model'} ({record.source or 'no source'})"
         line = f", plan line {record.span.line}" if record.span else ""
         self.wrong.append(f"{node.target} in {place}{line}: {'; '.join(bad)}")
+
+
+def is_zero(node: Node) -> bool:
+    """Tell whether a node makes zeros: the gradient of a parameter that has none."""
+    return node.target in (torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default)
 
 
 def _simplicity(choice: Choice) -> tuple[int, int]:

@@ -200,6 +200,21 @@ tied_all_reduce = define(
 )
 
 
+# What moves a whole flat bucket and looks at nothing in it.
+ON_BUCKETS = frozenset(
+    {
+        all_reduce,
+        all_gather,
+        reduce_scatter,
+        all_reduce_start,
+        all_gather_start,
+        reduce_scatter_start,
+        wait,
+        tied_all_reduce,
+    }
+)
+
+
 # Flat buckets ----------------------------------------------------------------------------------
 def _run_pack(comm, values, length) -> torch.Tensor:
     flat = values[0].new_zeros(length)

@@ -8,6 +8,7 @@ from enum import Enum
 LINKS = (
     "capture",  # the graph is the eager model
     "types",  # placements re-inferred over the joint graphs
+    "erasure",  # without its communication the program is the plain model's joint graph
     "order",  # all ranks' collectives and transfers admit a run
     "numbers",  # lock step against the plain model
 )

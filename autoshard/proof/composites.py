@@ -1,0 +1,200 @@
+"""Readings of norms, embeddings, cross entropy and dropout: the named rewrites of the compiler.
+
+Each says which plain operators a fused operator, or one over a split vocabulary, stands for. That
+they compute the same numbers is tested operator by operator; here it is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+import torch
+from torch.fx import Node
+
+from autoshard.ir.node_info import val
+from autoshard.ir.rules.call import Shape, bound_arguments
+from autoshard.ops import vocab
+from autoshard.ops.dropout import DropoutArgs, dropout
+from autoshard.proof.reader import Reader, Reading, Value, reduction
+
+aten = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
+
+
+def _layer_norm(reader: Reader, node: Node) -> Value:
+    given = bound_arguments(node)
+    x, weight, bias = (given.get(name) for name in ("input", "weight", "bias"))
+    return _normed(reader, reader.env[x], weight, bias, given["eps"])
+
+
+def _normed(
+    reader: Reader, x: int, weight: Node | None, bias: Node | None, eps: float
+) -> tuple[int, ...]:
+    held = [reader.env[n] for n in (weight, bias) if n is not None]
+    given = (weight is not None, bias is not None)
+    norm = reader.terms.make("layer_norm", (x, *held), given, eps)
+    return tuple(reader.terms.make("item", (norm,), i) for i in range(3))
+
+
+def _layer_norm_backward(reader: Reader, node: Node) -> Value:
+    given = bound_arguments(node)
+    names = ("grad_out", "input", "mean", "rstd", "weight")
+    held = [reader.env[given[name]] for name in names if given[name] is not None]
+    return _norm_gradients(reader, held)
+
+
+def _norm_gradients(reader: Reader, held: Iterable[int]) -> tuple[int, ...]:
+    norm = reader.terms.make("layer_norm_backward", held)
+    return tuple(reader.terms.make("item", (norm,), i) for i in range(3))
+
+
+def _add_layer_norm(reader: Reader, node: Node) -> Value:
+    """``add_layer_norm(x, r)`` is ``s = x + r`` and ``layer_norm(s)``."""
+    reader.used.add("fused add and LayerNorm")
+    x, residual, weight, bias, eps = node.args
+    total = reader.terms.add(reader.env[x], reader.env[residual])
+    y, mean, rstd = _normed(reader, total, weight, bias, eps)
+    return y, total, mean, rstd
+
+
+def _add_layer_norm_backward(reader: Reader, node: Node) -> Value:
+    dy, ds, s, mean, rstd, weight = node.args[:6]
+    held = [reader.env[n] for n in (dy, s, mean, rstd, weight) if n is not None]
+    dx, *rest = _norm_gradients(reader, held)
+    if ds is not None:
+        dx = reader.terms.add(dx, reader.env[ds])
+    return dx, *rest
+
+
+def _embedding(reader: Reader, node: Node) -> Value:
+    weight, indices = node.args[:2]
+    if node.target is vocab.vocab_embedding:
+        reader.used.add("embedding over a split vocabulary")
+    return reader.terms.make("embedding", (reader.env[weight], reader.env[indices]))
+
+
+def _embedding_backward(reader: Reader, node: Node) -> Value:
+    given = bound_arguments(node)
+    grad = given.get("grad_output", given.get("grad"))
+    by_frequency = given.get("scale_grad_by_freq", False)
+    children = reader.env[grad], reader.env[given["indices"]]
+    return reader.terms.make("embedding_backward", children, given["padding_idx"], by_frequency)
+
+
+def _log_softmax(reader: Reader, node: Node) -> Value:
+    x, dim = node.args[:2]
+    return reader.terms.make("log_softmax", (reader.env[x],), dim % val(x).dim(), reader.shape(x))
+
+
+def cross_entropy(reader: Reader, logits: int, target: int, ignored: int, classes: int) -> int:
+    """Return the loss of each token; ``classes`` are the real columns of the logits."""
+    return reader.terms.make("cross_entropy", (logits, target), ignored, classes)
+
+
+def _nll(reader: Reader, node: Node) -> Value:
+    """``nll_loss_forward(log_softmax(x, 1), t)`` is a cross entropy and its reduction."""
+    x, target, weight, reduce, ignored = node.args
+    logits = _logits(reader, x)
+    if logits is None or weight is not None:
+        return None
+    (inner, classes), t = logits, reader.env[target]
+    loss = cross_entropy(reader, inner, t, ignored, classes)
+    if reduce == NONE:
+        return loss, reader.terms.make("unused", (loss,))
+    shape = reader.shape(target)
+    total = reduction(reader.terms, "sum", loss, shape, range(len(shape)))
+    count = _valid(reader, t, ignored, shape)
+    if reduce == MEAN:
+        total = _quotient(reader, total, count)
+    return total, reader.terms.make("unused", (total,))
+
+
+def _nll_backward(reader: Reader, node: Node) -> Value:
+    """Keep what ``_log_softmax_backward_data`` needs to become the gradient of a cross entropy."""
+    grad, x, target, weight, reduce, ignored, _ = node.args
+    logits = _logits(reader, x)
+    if logits is None or weight is not None:
+        return None
+    shape, g, t = reader.shape(target), reader.env[grad], reader.env[target]
+    if reduce == MEAN:
+        g = _quotient(reader, g, _valid(reader, t, ignored, shape))
+    if reduce != NONE and prod(shape) != 1:
+        g = reader.terms.make("expand", (g,), shape)
+    return reader.terms.make("nll_backward", (g, logits[0], t), ignored, logits[1])
+
+
+def _log_softmax_backward(reader: Reader, node: Node) -> Value:
+    inner = reader.terms.made[reader.env[node.args[0]]]
+    if inner.op != "nll_backward":
+        return None
+    return reader.terms.make("cross_entropy_backward", inner.children, *inner.attrs)
+
+
+def _logits(reader: Reader, x: Node) -> tuple[int, int] | None:
+    """Return the logits' term and number of classes behind a log-softmax over dim 1."""
+    term = reader.terms.made[reader.env[x]]
+    if term.op != "log_softmax" or term.attrs[0] != 1 or term.attrs[1] is None:
+        return None
+    return term.children[0], term.attrs[1][1]
+
+
+def _valid(reader: Reader, target: int, ignored: int, shape: Shape) -> int:
+    attrs = ("self", "%"), ("other", ignored)
+    valid = reader.terms.make("aten.ne.Scalar", (target,), *attrs)
+    return reduction(reader.terms, "sum", valid, shape, range(len(shape)))
+
+
+def _quotient(reader: Reader, a: int, b: int) -> int:
+    attrs = ("self", "%"), ("other", "%")
+    return reader.terms.make("aten.div.Tensor", (a, b), *attrs)
+
+
+def _vocab_cross_entropy(reader: Reader, node: Node) -> Value:
+    logits, target, _, _, classes, *rest = node.args
+    if len(rest) > 1 and rest[1]:
+        return None  # label smoothing decomposes in another way
+    reader.used.add("cross entropy over a split vocabulary")
+    ignored = rest[0] if rest else -100
+    inner = reader.env[logits], reader.env[target]
+    loss = cross_entropy(reader, *inner, ignored, classes)
+    return loss, reader.terms.make("log_sum_exp", inner[:1], classes)
+
+
+def _vocab_cross_entropy_backward(reader: Reader, node: Node) -> Value:
+    grad, logits, target, lse, _, _, classes, *rest = node.args
+    if len(rest) > 1 and rest[1]:
+        return None
+    children = tuple(reader.env[n] for n in (grad, logits, target))
+    if reader.env[lse] != reader.terms.make("log_sum_exp", children[1:2], classes):
+        return None
+    ignored = rest[0] if rest else -100
+    return reader.terms.make("cross_entropy_backward", children, ignored, classes)
+
+
+def _dropout(reader: Reader, node: Node) -> Value:
+    """The mask follows the global element, so only how the rank's part lies is erased."""
+    args = DropoutArgs(*node.args)
+    reader.used.add("dropout by counter")
+    children = reader.env[args.x], reader.env[args.rng]
+    attrs = args.p, args.site, args.batch_dim, args.rows
+    return reader.terms.make("dropout", children, *attrs, reader.shape(args.x))
+
+
+TABLE: dict[object, Reading] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    torch.ops.autoshard.add_layer_norm.default: _add_layer_norm,
+    torch.ops.autoshard.add_layer_norm_backward.default: _add_layer_norm_backward,
+    aten.embedding.default: _embedding,
+    vocab.vocab_embedding: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    vocab.vocab_embedding_backward: _embedding_backward,
+    aten._log_softmax.default: _log_softmax,
+    aten._log_softmax_backward_data.default: _log_softmax_backward,
+    aten.nll_loss_forward.default: _nll,
+    aten.nll_loss_backward.default: _nll_backward,
+    vocab.vocab_cross_entropy: _vocab_cross_entropy,
+    vocab.vocab_cross_entropy_backward: _vocab_cross_entropy_backward,
+    dropout: _dropout,
+}

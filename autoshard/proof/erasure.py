@@ -1,0 +1,330 @@
+"""Erase what makes a program parallel and compare what is left with the plain model's joint graph.
+
+The stages' phases are read one after another as one function: what one saves or sends, the next
+one reads. Collectives, casts, gathers and padding vanish, local shapes are read as global ones by
+the placements that the check of types has proved. What is left must be the same terms that the
+plain model's forward and backward give: its loss, and the gradient of every parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from autoshard.ir.graph_function import (
+    ACCUMULATED,
+    BOUNDARY,
+    COUNT,
+    FLAT,
+    FLAT_GRAD,
+    FULL,
+    FULL_GRAD,
+    GRAD,
+    LOSS,
+    OUTPUT,
+    SAVED,
+    TANGENT,
+    GraphFunction,
+    Port,
+)
+from autoshard.ir.node_info import info
+from autoshard.ir.params import Flat, Whole
+from autoshard.ir.placement import Shard
+from autoshard.ir.program import Bucket, Program, Stage
+from autoshard.ir.rules.call import Shape, shapes_of
+from autoshard.ops import collectives
+from autoshard.proof.normal_form import READINGS
+from autoshard.proof.plain import PlainGraph, PlainTerms, plain_terms, seed
+from autoshard.proof.reader import Maker, Reader, Value
+from autoshard.proof.terms import Terms
+from autoshard.proof.types import Placed
+
+TIED = "tied"
+PACK = "pack"
+ZEROS = "zeros"
+
+
+@dataclass
+class ErasureFindings:
+    """What differs, what could not be read, and which named rewrites the comparison rests on."""
+
+    wrong: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
+    rewrites: tuple[str, ...] = ()
+    equal: int = 0  # outputs and gradients that are the same term on both sides
+
+
+def check_erasure(program: Program, plain: PlainGraph, placed: Placed) -> ErasureFindings:
+    """Compare a program below level JOINT with the plain forward graph it was made from.
+
+    ``placed`` are the placements along tp that ``check_types`` found.
+    """
+    terms = Terms()
+    left = Reader(terms, shapes_of, READINGS)
+    wanted = plain_terms(plain.forward, program.params, left)
+    right = _Joined(program, placed, terms)
+    right.read()
+    return _Comparison(program, wanted, left, right).findings(plain.prelude)
+
+
+class _Joined:
+    """The terms of a compiled program: all stages and phases read as one function."""
+
+    def __init__(self, program: Program, placed: Placed, terms: Terms) -> None:
+        self.program, self.placed, self.terms = program, placed, terms
+        special = {
+            collectives.view_at: self._view_at,
+            collectives.pack: self._pack,
+            collectives.tied_all_reduce: self._tied,
+        }
+        self.reader = Reader(terms, self._shapes, {**READINGS, **special}, self._factor)
+        self.stage = program.stages[0]
+        self.values: dict[Port, int] = {}  # boundaries, tangents: by their own names
+        self.saved: dict[Port, int] = {}
+        self.made: dict[tuple[int, str], int] = {}  # stage, fqn -> gradient of a microbatch
+        self.flat: dict[tuple[int, str], int] = {}  # stage, bucket -> gradient, after R
+        self.problems: list[str] = []
+        self.unknown: set[Node] = set()  # whose placement is not known
+
+    def read(self) -> None:
+        """Read F of all stages, then I and W from the last stage to the first, then R and U."""
+        self.values[Port(TANGENT, "loss")] = seed(self.terms)
+        kept: dict[int, dict[Port, int]] = {}
+        for stage in self.program.stages:
+            self.saved = kept[stage.index] = {}
+            self._phase(stage, "F")
+        for stage in reversed(self.program.stages):
+            self.saved = kept[stage.index]
+            for phase in ("I", "W"):
+                self._phase(stage, phase)
+        for stage in self.program.stages:
+            for phase in ("R", "U"):
+                self._phase(stage, phase)
+
+    def _phase(self, stage: Stage, phase: str) -> None:
+        function = stage.phases.get(phase)
+        if function is None:
+            return
+        self.stage = stage
+        self.reader.place = f"stage {stage.index}, {phase}"
+        for port, node in zip(function.inputs, function.placeholders, strict=True):
+            self.reader.env[node] = self._input(port)
+        self.reader.run(function.graph.nodes)
+        for port, node in zip(function.outputs, function.results, strict=True):
+            if node is not None:
+                self._output(port, node)
+
+    def _input(self, port: Port) -> int:
+        if port.kind == SAVED:
+            return self.saved[port]
+        if port.kind in (BOUNDARY, TANGENT):
+            return self.values[port]
+        key = self.stage.index, port.name
+        if port.kind == ACCUMULATED:
+            return self._packed(self._bucket(port.name))
+        if port.kind == FLAT_GRAD:
+            return self.flat.get(key) or self._packed(self._bucket(port.name))
+        return self.terms.make(port.kind, (), port.name)
+
+    def _output(self, port: Port, node: Node) -> None:
+        value = self.reader.env[node]
+        if port.kind == SAVED:
+            self.saved[port] = value
+        elif port.kind in (BOUNDARY, TANGENT, LOSS, OUTPUT):
+            self.values[port] = value
+        elif port.kind == GRAD:
+            self.made[self.stage.index, port.name] = value
+        elif port.kind in (FLAT_GRAD, FULL_GRAD):
+            self.flat[self.stage.index, port.name] = value
+        elif port.kind == FULL and value != self.terms.make(FLAT, (), port.name):
+            self.problems.append(f"U gives out another value than bucket '{port.name}'")
+
+    def _bucket(self, name: str) -> Bucket:
+        return next(bucket for bucket in self.program.buckets if bucket.name == name)
+
+    def _packed(self, bucket: Bucket) -> int:
+        """Return a bucket's gradient as the stage's phases made it; zeros where there is none."""
+        zeros = self.terms.make(ZEROS)
+        parts = (self.made.get((self.stage.index, fqn), zeros) for fqn in bucket.fqns)
+        return self.terms.make(PACK, parts)
+
+    def gradient(self, stage: int, bucket: Bucket) -> int:
+        """Return the final gradient of a bucket in one of the stages that store it."""
+        found = self.flat.get((stage, bucket.name))
+        if found is None:
+            self.stage = self.program.stages[stage]
+            found = self._packed(bucket)
+        return found
+
+    def parts(self, stage: int, bucket: Bucket) -> dict[str, int | None]:
+        """Return parameter -> its final gradient, None where that is zero."""
+        final = self.terms.made[self.gradient(stage, bucket)]
+        packs = [final]
+        if final.op == TIED:
+            packs = [self._tied_part(other, bucket) for other in final.attrs[0]]
+        if any(pack.op != PACK or len(pack.children) != len(bucket.fqns) for pack in packs):
+            return {}
+        columns = zip(*(pack.children for pack in packs), strict=True)
+        return {fqn: self._sum(shares) for fqn, shares in zip(bucket.fqns, columns, strict=True)}
+
+    def _tied_part(self, stage: int, bucket: Bucket) -> object:
+        other = self.terms.made[self.gradient(stage, bucket)]
+        return self.terms.made[other.children[0]] if other.op == TIED else other
+
+    def _sum(self, shares: tuple[int, ...]) -> int | None:
+        zeros = (ZEROS, "aten.new_zeros.default")
+        held = [share for share in shares if self.terms.made[share].op not in zeros]
+        return self.terms.add(*held) if held else None
+
+    def _view_at(self, reader: Reader, node: Node) -> Value:
+        """A view of a gathered bucket is the parameter that is stored there, and no other."""
+        flat = self.terms.made[reader.env[node.args[0]]]
+        if flat.op != FLAT:
+            return None
+        for fqn in self._bucket(flat.attrs[0]).fqns:
+            spec = self.program.params[fqn]
+            is_here = (
+                isinstance(spec.storage, (Flat, Whole)) and spec.storage.offset == node.args[1]
+            )
+            if is_here and spec.local_shape(self.program.mesh) == tuple(node.args[2]):
+                return self.terms.make("param", (), fqn)
+        return None
+
+    def _pack(self, reader: Reader, node: Node) -> Value:
+        return self.terms.make(PACK, (reader.env[n] for n in node.args[0]))
+
+    def _tied(self, reader: Reader, node: Node) -> Value:
+        """The sum over the stages that tie a bucket is taken once all of them are read."""
+        ranks = self.program.schedule.stage_to_rank if self.program.schedule else None
+        members = set(node.args[2])
+        stages = tuple(
+            s.index
+            for s in self.program.stages
+            if (s.index if ranks is None else ranks[s.index]) in members
+            and any(s.index in b.tied_stages for b in self.program.buckets)
+        )
+        return self.terms.make(TIED, (reader.env[node.args[0]],), stages)
+
+    def _shapes(self, node: Node) -> tuple[Shape | None, ...]:
+        local = shapes_of(node)
+        if self.program.mesh.size("tp") == 1:
+            return local
+        held = self.placed.get(node)
+        placements = held if isinstance(held, tuple) else (held,) * len(local)
+        if any(p is None for p in placements):
+            self.unknown.add(node)
+        return tuple(map(self._global, local, placements))
+
+    def _global(self, shape: Shape, placement: object) -> Shape | None:
+        if placement is None:
+            return None
+        if not isinstance(placement, Shard):
+            return shape
+        whole = list(shape)
+        whole[placement.dim] *= self.program.mesh.size("tp")
+        return tuple(whole)
+
+    def _factor(self, node: Node, dim: int) -> int:
+        held = self.placed.get(node)
+        is_split = isinstance(held, Shard) and held.dim == dim
+        return self.program.mesh.size("tp") if is_split else 1
+
+
+class _Comparison:
+    """Puts both sides next to each other."""
+
+    def __init__(self, program: Program, wanted: PlainTerms, left: Reader, right: _Joined) -> None:
+        self.program, self.wanted, self.left, self.right = program, wanted, left, right
+        self.terms = left.terms
+        self.found = ErasureFindings()
+
+    def findings(self, prelude: GraphFunction | None) -> ErasureFindings:
+        """Compare outputs, counts and gradients, in this order."""
+        for problem in self.right.problems:
+            self.found.wrong.append(problem)
+        for port, number in self.wanted.outputs.items():
+            self._compare(str(port), number, self.right.values.get(port))
+        self._compare_counts(prelude)
+        for stage, bucket in self._stored():
+            parts = self.right.parts(stage, bucket)
+            if not parts:
+                self._differ(
+                    f"gradient of bucket '{bucket.name}'", None, self.right.gradient(stage, bucket)
+                )
+            for fqn, number in parts.items():
+                want = self.wanted.gradients.get(fqn)
+                self._compare(f"gradient of '{fqn}' (stage {stage})", want, number)
+        self.found.rewrites = tuple(sorted(self.left.used | self.right.reader.used))
+        return self.found
+
+    def _stored(self) -> Iterator[tuple[int, Bucket]]:
+        for bucket in self.program.buckets:
+            trained = any(self.program.params[fqn].requires_grad for fqn in bucket.fqns)
+            for stage in bucket.tied_stages or (bucket.stage,):
+                if trained and self.program.training:
+                    yield stage, bucket
+
+    def _compare_counts(self, prelude: GraphFunction | None) -> None:
+        """The prelude counts what normalizers stand for: it must be as it was written."""
+        both = []
+        for function in (prelude, self.program.prelude):
+            reader = Reader(self.terms, shapes_of, READINGS, makers=self.left.makers)
+            if function is None:
+                both.append({})
+                continue
+            for port, node in zip(function.inputs, function.placeholders, strict=True):
+                reader.env[node] = self.terms.make(port.kind, (), port.name)
+            reader.run(function.graph.nodes)
+            named = function.named_results(COUNT).items()
+            both.append({name: reader.env[node] for name, node in named})
+        for name in dict.fromkeys((*both[0], *both[1])):
+            self._compare(f"count '{name}'", both[0].get(name), both[1].get(name))
+
+    def _compare(self, what: str, want: int | None, have: int | None) -> None:
+        if want == have:
+            self.found.equal += 1
+        else:
+            self._differ(what, want, have)
+
+    def _differ(self, what: str, want: int | None, have: int | None) -> None:
+        reasons = self._unread()
+        if want is not None and have is not None:
+            want, have = self.terms.first_difference(want, have)
+        text = "\n".join(
+            (
+                f"{what} is not the plain model's",
+                f"  plain:    {self._side(want, self.left.makers)}",
+                f"  compiled: {self._side(have, self.right.reader.makers)}",
+            )
+        )
+        if reasons:
+            self.found.unproven.append(f"{text}\n  but {reasons}")
+        else:
+            self.found.wrong.append(text)
+
+    def _unread(self) -> str:
+        """Return why a difference may be ours: what the comparison could not read."""
+        ops = sorted(self.right.reader.unread)
+        if ops:
+            return f"nothing here reads {', '.join(ops)}"
+        if self.right.unknown:
+            node = next(iter(self.right.unknown))
+            return f"the placement of %{node} ({node.target}) is not known"
+        return ""
+
+    def _side(self, number: int | None, makers: Mapping[int, Maker]) -> str:
+        if number is None:
+            return "nothing"
+        made = makers.get(number)
+        text = self.terms.text(number)
+        if made is None:
+            return text
+        record = info(made.node)
+        line = f", plan line {record.span.line}" if record.span else ""
+        passes = f", last changed by {record.passes[-1]}" if record.passes else ""
+        where = (
+            f"{made.place}, {made.path or 'model'} ({record.source or 'no source'}{line}{passes})"
+        )
+        return f"{text}\n            in {where}"

@@ -1,0 +1,231 @@
+"""The plain model's loss and gradients as terms, made from its captured forward graph.
+
+torch's autograd makes the backward, as it does for the user. The graph is cut between the layers
+and each distinct layer is differentiated once: the chain rule over equal layers is the same text.
+Nothing of the plan is known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from autoshard.ir.extract import extract
+from autoshard.ir.graph_function import LOSS, PARAM, GraphFunction, Port
+from autoshard.ir.lower import Differentiation, lower
+from autoshard.ir.node_info import info, val
+from autoshard.ir.params import ParamTable
+from autoshard.ir.program import Program
+from autoshard.ir.rules.call import shapes_of
+from autoshard.proof.normal_form import READINGS
+from autoshard.proof.reader import Reader
+from autoshard.proof.terms import Terms
+
+_LAYER = re.compile(r"^(.*?\.?\d+)(\.|$)")
+IN, OUT, SEED, GRADIENT = "in", "out", "seed", "gradient"
+
+
+@dataclass(frozen=True)
+class PlainGraph:
+    """The forward graph before anything parallel was done to it, and what the prelude counted."""
+
+    forward: GraphFunction
+    prelude: GraphFunction | None
+
+    @classmethod
+    def of(cls, program: Program) -> PlainGraph:
+        """Return a copy of what ``program`` holds now."""
+        prelude = None if program.prelude is None else program.prelude.clone()
+        return cls(program.forward.clone(), prelude)
+
+
+@dataclass(frozen=True)
+class PlainTerms:
+    """What the plain model computes: terms of its outputs, and of each parameter's gradient."""
+
+    outputs: Mapping[Port, int]
+    gradients: Mapping[str, int]
+
+
+@dataclass
+class _Segment:
+    """Consecutive nodes of one layer; values of other segments come in and go out."""
+
+    layer: str
+    body: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    joint: GraphFunction | None = None
+    first_layer: str = ""  # the layer that was differentiated in place of this one
+
+
+def plain_terms(function: GraphFunction, params: ParamTable, reader: Reader) -> PlainTerms:
+    """Return the terms of a forward graph's outputs and of the gradients of its loss."""
+    segments = _cut(function)
+    pulled = _pulled(function, params)
+    loss = function.result(LOSS)
+    if loss is not None:
+        _differentiate(segments, pulled, loss)
+    for port, node in zip(function.inputs, function.placeholders, strict=True):
+        reader.env[node] = reader.terms.make(port.kind, (), port.name)
+    sweeps = [_Sweep(segment, reader) for segment in segments]
+    for sweep in sweeps:
+        sweep.forward()
+    held: dict[Node, int] = {}
+    if loss is not None:
+        held[loss] = seed(reader.terms)
+        for sweep in reversed(sweeps):
+            sweep.backward(held)
+    outputs = {
+        port: reader.env[node]
+        for port, node in zip(function.outputs, function.results, strict=True)
+    }
+    named = function.named(PARAM).items()
+    return PlainTerms(outputs, {name: held[node] for name, node in named if node in held})
+
+
+def seed(terms: Terms) -> int:
+    """Return the term of the gradient that backward begins with."""
+    return terms.make("tangent", (), "loss")
+
+
+def _cut(function: GraphFunction) -> list[_Segment]:
+    """Cut the graph where the layer changes; a value of several tensors is never cut off."""
+    segments: list[_Segment] = []
+    place: dict[Node, _Segment] = {}
+    for node in function.graph.nodes:
+        if node.op != "call_function":
+            continue
+        layer = _layer(info(node).path)
+        parent = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        if parent in place and isinstance(val(parent), (tuple, list)):
+            segment = place[parent]
+        elif segments and (segments[-1].layer == layer or not _has_input(segments[-1])):
+            segment = segments[-1]
+        else:
+            segments.append(segment := _Segment(layer))
+        segment.body.append(node)
+        place[node] = segment
+    returned = set(function.results)
+    for segment in segments:
+        inside = set(segment.body)
+        read = (n for node in segment.body for n in node.all_input_nodes if n not in inside)
+        segment.inputs = list(dict.fromkeys(read))
+        segment.outputs = [
+            n for n in segment.body if n in returned or any(u not in inside for u in n.users)
+        ]
+        segment.outputs = [n for n in segment.outputs if isinstance(val(n), torch.Tensor)]
+    return segments
+
+
+def _has_input(segment: _Segment) -> bool:
+    return any(node.all_input_nodes for node in segment.body)
+
+
+def _layer(path: str) -> str:
+    match = _LAYER.match(path)
+    return match[1] if match else path.split(".")[0]
+
+
+def _pulled(function: GraphFunction, params: ParamTable) -> set[Node]:
+    """Return every value that some trained parameter leads to and that can have a gradient."""
+    found = {n for name, n in function.named(PARAM).items() if params[name].requires_grad}
+    for node in function.graph.nodes:
+        reads = node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)
+        if reads and _is_float(val(node)):
+            found.add(node)
+    return found
+
+
+def _is_float(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
+
+
+def _differentiate(segments: list[_Segment], pulled: set[Node], loss: Node) -> None:
+    """Lower the segments, last one first; equal ones once."""
+    wanting = {loss}
+    known: dict[object, tuple[GraphFunction, str]] = {}
+    for segment in reversed(segments):
+        key = _structure(segment, pulled, wanting)
+        if key not in known:
+            known[key] = (_lower(segment, pulled, wanting), segment.layer)
+        segment.joint, segment.first_layer = known[key]
+        gradients = segment.joint.named_results(GRADIENT)
+        wanting |= {segment.inputs[int(name)] for name, n in gradients.items() if n is not None}
+
+
+def _structure(segment: _Segment, pulled: set[Node], wanting: set[Node]) -> object:
+    """Return what two segments share when they compute alike: names left out."""
+    number = {node: f"%{i}" for i, node in enumerate([*segment.inputs, *segment.body])}
+    texts = []
+    for node in segment.inputs:
+        value = val(node)
+        texts.append(f"{value.dtype}{tuple(value.shape)}{value.stride()}{node in pulled}")
+    for node in segment.body:
+        args = map_aggregate((node.args, node.kwargs), lambda a: _numbered(a, number))
+        texts.append(f"{node.target}{args}")
+    texts += [f"{number[node]}{node in wanting and node in pulled}" for node in segment.outputs]
+    return tuple(texts)
+
+
+def _numbered(value: object, number: Mapping[Node, str]) -> object:
+    return number[value] if isinstance(value, Node) else value
+
+
+def _lower(segment: _Segment, pulled: set[Node], wanting: set[Node]) -> GraphFunction:
+    ports = [Port(IN, str(i)) for i in range(len(segment.inputs))]
+    outputs = [(Port(OUT, str(i)), node) for i, node in enumerate(segment.outputs)]
+    function = extract(list(zip(ports, segment.inputs, strict=True)), segment.body, outputs)
+    seeds = {p: Port(SEED, p.name) for p, n in outputs if n in wanting and n in pulled}
+    gradients = {
+        port: Port(GRADIENT, port.name)
+        for port, node in zip(ports, segment.inputs, strict=True)
+        if node in pulled and val(node).is_floating_point()
+    }
+    return lower(function, Differentiation(seeds, gradients if seeds else {}))
+
+
+class _Sweep:
+    """Reads one segment: its values forward, its gradients on the way back."""
+
+    def __init__(self, segment: _Segment, reader: Reader) -> None:
+        self.segment = segment
+        self.joint = segment.joint
+        self.outer = reader
+        self.inner = Reader(
+            reader.terms,
+            shapes_of,
+            READINGS,
+            makers=reader.makers,
+            unread=reader.unread,
+            used=reader.used,
+            renamed=(segment.first_layer, segment.layer),
+        )
+
+    def forward(self) -> None:
+        """Give the segment's outputs their terms."""
+        if self.joint is None:
+            self.outer.run(self.segment.body)
+            return
+        for name, node in self.joint.named(IN).items():
+            self.inner.env[node] = self.outer.env[self.segment.inputs[int(name)]]
+        self.inner.run(self.joint.graph.nodes)
+        for name, node in self.joint.named_results(OUT).items():
+            self.outer.env[self.segment.outputs[int(name)]] = self.inner.env[node]
+
+    def backward(self, held: dict[Node, int]) -> None:
+        """Add the segment's share to the gradient of each of its inputs."""
+        for name, node in self.joint.named(SEED).items():
+            self.inner.env[node] = held[self.segment.outputs[int(name)]]
+        self.inner.run(self.joint.graph.nodes)
+        for name, node in self.joint.named_results(GRADIENT).items():
+            if node is None:
+                continue
+            source, share = self.segment.inputs[int(name)], self.inner.env[node]
+            before = held.get(source)
+            held[source] = share if before is None else self.outer.terms.add(before, share)

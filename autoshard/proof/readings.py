@@ -1,0 +1,187 @@
+"""Readings of layout, arithmetic and reductions: what is erased and what has one spelling."""
+
+from __future__ import annotations
+
+import operator
+from math import prod
+
+import torch
+from torch.fx import Node
+
+from autoshard.ir.node_info import val
+from autoshard.ir.rules import pointwise
+from autoshard.ir.rules.call import Shape, bound_arguments
+from autoshard.ops import collectives
+from autoshard.proof.reader import Reader, Reading, Value, reduction
+
+aten = torch.ops.aten
+
+
+def _first(reader: Reader, node: Node) -> Value:
+    return reader.env[node.args[0]]
+
+
+def _item(reader: Reader, node: Node) -> Value:
+    held = reader.env[node.args[0]]
+    return held[node.args[1]] if isinstance(held, tuple) else None
+
+
+def _cast(reader: Reader, node: Node) -> Value:
+    """A cast to a float type is erased; one that rounds to integers is not."""
+    return _first(reader, node) if val(node).is_floating_point() else None
+
+
+def _add(reader: Reader, node: Node) -> Value:
+    given = bound_arguments(node)
+    both = given["self"], given["other"]
+    if given.get("alpha", 1) != 1 or not all(isinstance(n, Node) for n in both):
+        return None
+    return reader.terms.add(*(reader.env[n] for n in both))
+
+
+def _mul(reader: Reader, node: Node) -> Value:
+    if not all(isinstance(n, Node) for n in node.args[:2]):
+        return None
+    return reader.terms.make(str(node.target), sorted(reader.env[n] for n in node.args[:2]))
+
+
+def _addmm(reader: Reader, node: Node) -> Value:
+    if node.kwargs:
+        return None
+    bias, x, y = (reader.env[n] for n in node.args)
+    return reader.terms.add(bias, reader.terms.make("aten.mm.default", (x, y)))
+
+
+def _mm(reader: Reader, node: Node) -> Value:
+    return reader.terms.make("aten.mm.default", [reader.env[n] for n in node.args])
+
+
+def _permute(reader: Reader, node: Node) -> Value:
+    rank = val(node.args[0]).dim()
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        order = [d % rank for d in node.args[1]]
+    elif rank > 1:
+        a, b = (0, 1) if node.target is aten.t.default else (d % rank for d in node.args[1:3])
+        order[a], order[b] = order[b], order[a]
+    if order == list(range(rank)):
+        return _first(reader, node)
+    return _permuted(reader, _first(reader, node), tuple(order), reader.shape(node.args[0]))
+
+
+def _permuted(reader: Reader, x: int, order: tuple[int, ...], shape: Shape | None) -> int:
+    """Return a permutation of a value read in ``shape``; one that undoes another vanishes."""
+    inner = reader.terms.made[x]
+    # A padded matrix turned is the matrix turned, padded.
+    shown = None if order == (1, 0) else shape
+    if inner.op == "permute" and len(inner.attrs[0]) == len(order):
+        before, read = inner.attrs
+        turned = None if read is None or shown is None else tuple(read[d] for d in before)
+        if turned == shown:
+            both = tuple(before[d] for d in order)
+            if both == tuple(range(len(both))):
+                return inner.children[0]
+            return reader.terms.make("permute", inner.children, both, read)
+    return reader.terms.make("permute", (x,), order, shown)
+
+
+def _expand(reader: Reader, node: Node) -> Value:
+    before, after = reader.shape(node.args[0]), reader.shape(node)
+    if before is not None and after is not None and prod(before) == prod(after):
+        return _first(reader, node)
+    return reader.terms.make("expand", (_first(reader, node),), after)
+
+
+def _reduce(reader: Reader, node: Node) -> Value:
+    given = bound_arguments(node)
+    shape = reader.shape(node.args[0])
+    rank = val(node.args[0]).dim()
+    dims = given.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    gone = {d % max(rank, 1) for d in dims} if dims else set(range(rank))
+    name = str(node.target).split(".")[1]
+    return reduction(reader.terms, name, _first(reader, node), shape, gone)
+
+
+def _slice(reader: Reader, node: Node) -> Value:
+    given = bound_arguments(node)
+    source, dim = given["self"], given["dim"] % val(given["self"]).dim()
+    extent = val(source).shape[dim]
+    start, end, _ = slice(given["start"], given["end"]).indices(extent)
+    start, end, step, factor = _start_end(reader, node, dim, start, end, given["step"])
+    is_whole = start == 0 and end == extent * factor and step == 1
+    if is_whole or _cuts_padding(source, start, end):
+        return _first(reader, node)
+    shapes = reader.shape(source), reader.shape(node)
+    return reader.terms.make("slice", (_first(reader, node),), dim, start, end, step, *shapes)
+
+
+def _start_end(
+    reader: Reader, node: Node, dim: int, start: int, end: int, step: int
+) -> tuple[int, int, int, int]:
+    """Return a slice's bounds in the whole value: on a split dim each rank takes its share."""
+    factor = reader.factor(node, dim)
+    return start * factor, end * factor, step, factor
+
+
+def _cuts_padding(source: Node, start: int, end: int) -> bool:
+    """Tell whether a slice takes the real part of what was gathered with its padding."""
+    is_gather = source.target in (collectives.all_gather, collectives.all_gather_start)
+    blocks = source.args[2] if is_gather else ()
+    return bool(blocks) and start == 0 and end < sum(blocks) == max(val(source).shape)
+
+
+def _scatter_back(reader: Reader, node: Node) -> Value:
+    """Read ``slice_backward``, whose bounds are those of its slice."""
+    given = bound_arguments(node)
+    dim = given["dim"] % len(given["input_sizes"])
+    extent = given["input_sizes"][dim]
+    start, end, _ = slice(given["start"], given["end"]).indices(extent)
+    start, end, step, _ = _start_end(reader, node, dim, start, end, given["step"])
+    grad = given["grad_output"]
+    shapes = reader.shape(grad), reader.shape(node)
+    return reader.terms.make("unslice", (reader.env[grad],), dim, start, end, step, *shapes)
+
+
+def _none(reader: Reader, node: Node) -> Value:
+    return ()
+
+
+TABLE: dict[object, Reading] = {
+    operator.getitem: _item,
+    **dict.fromkeys(
+        (
+            collectives.copy_to,
+            collectives.all_reduce,
+            collectives.all_gather,
+            collectives.reduce_scatter,
+            collectives.shard,
+            collectives.all_reduce_start,
+            collectives.all_gather_start,
+            collectives.reduce_scatter_start,
+            collectives.wait,
+            *pointwise.overloads(
+                "view.default reshape.default _unsafe_view.default alias.default clone.default"
+                " contiguous.default unsqueeze.default squeeze.dim squeeze.dims squeeze.default"
+                " lift_fresh_copy.default flatten.using_ints detach.default"
+            ),
+        ),
+        _first,
+    ),
+    collectives.release: _none,
+    aten._to_copy.default: _cast,
+    aten.add.Tensor: _add,
+    aten.mul.Tensor: _mul,
+    aten.addmm.default: _addmm,
+    aten.mm.default: _mm,
+    aten.t.default: _permute,
+    aten.transpose.int: _permute,
+    aten.permute.default: _permute,
+    aten.expand.default: _expand,
+    aten.sum.default: _reduce,
+    aten.sum.dim_IntList: _reduce,
+    aten.mean.default: _reduce,
+    aten.mean.dim: _reduce,
+    aten.slice.Tensor: _slice,
+    aten.slice_backward.default: _scatter_back,
+}

@@ -1,0 +1,141 @@
+"""Erased programs are the plain model's joint graph, and what is not is shown on both sides."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from autoshard.dsl.load import load
+from autoshard.frontend import Compiled, compile_plan
+from autoshard.ir.capture import capture
+from autoshard.ir.program import Program
+from autoshard.ir.rewrite import Rewriter
+from autoshard.mesh import Mesh
+from autoshard.ops import collectives
+from autoshard.proof.static import static_rows
+from autoshard.proof.terms import Terms
+from autoshard.proof.verdict import Status
+from autoshard.source import Source
+from autoshard.testing.models import tiny_gpt, tiny_hf
+from autoshard.testing.plans import Layout, plan_text
+
+aten = torch.ops.aten
+WHOLE = Layout(dp=2, pp=2, tp=2, zero=3, microbatches=2)
+
+
+def built(family: str, samples: int):
+    if family == "tiny_gpt":
+        return tiny_gpt(layers=2, batch=samples, length=8, dropout=0.1)
+    return tiny_hf(family, layers=2, batch=samples, length=8)
+
+
+@cache
+def captured(family: str) -> Program:
+    return capture(*built(family, 2), mesh=Mesh(()), compare=False)
+
+
+def compiled(family: str = "tiny_gpt", layout: Layout = WHOLE) -> Compiled:
+    model, batch, loss = built(family, layout.samples)
+    plan = load(Source("p.plan", plan_text(family, layout))).require()
+    return compile_plan(model, plan, batch, loss, captured=captured(family), check=False)
+
+
+def erasure(made: Compiled):
+    return static_rows(made.program, made.plain)[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("tiny_gpt", WHOLE),
+        ("tiny_gpt", Layout(pp=2, microbatches=4, schedule="zb_h1")),
+        ("llama", WHOLE),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_is_left_is_the_plain_model(family: str, layout: Layout) -> None:
+    row = erasure(compiled(family, layout))
+    assert row.status is Status.PROVED, "\n".join(row.findings)
+    assert "results are the plain model's joint graph" in row.summary
+
+
+def test_named_rewrites_are_told() -> None:
+    summary = erasure(compiled()).summary
+    assert "fused add and LayerNorm" in summary and "dropout by counter" in summary
+    assert "cross entropy over a split vocabulary" in summary
+
+
+def test_a_scaled_gradient_is_shown_on_both_sides_with_its_places() -> None:
+    made = compiled("tiny_gpt", Layout(dp=2, zero=3))
+    function = made.program.stages[0].phases["I"]
+    node = next(
+        n for n in function.graph.nodes if n.target is aten.native_layer_norm_backward.default
+    )
+    rewriter = Rewriter(function, "faulty-pass")
+    (dx,) = (n for n in node.users if n.args[1] == 0)
+    users = list(dx.users)
+    with rewriter.after(dx):
+        wrong = rewriter.call(aten.mul.Tensor, dx, 0.5, like=dx)
+    for user in users:
+        user.replace_input_with(dx, wrong)
+    row = erasure(made)
+    assert row.status is Status.WRONG
+    text = row.findings[0]
+    assert text.startswith("gradient of '") and "is not the plain model's" in text
+    assert "compiled: mul.Tensor(item(" in text and "in stage 0, I, h.0.ln_1 (" in text
+    assert "last changed by faulty-pass" in text
+    assert "plain:    item(layer_norm_backward(" in text and "in plain model," in text
+
+
+def test_a_view_of_another_parameter_in_the_gathered_bucket_is_seen() -> None:
+    made = compiled("tiny_gpt", Layout(dp=2, zero=3))
+    for stage in made.program.stages:
+        function = stage.phases["F"]
+        views = [n for n in function.graph.nodes if n.target is collectives.view_at]
+        alike = {(v.args[0], tuple(v.args[2])): v for v in views}
+        a, b = next(
+            (alike[v.args[0], tuple(v.args[2])], v) for v in views if v not in alike.values()
+        )
+        a.args, b.args = (a.args[0], b.args[1], a.args[2]), (b.args[0], a.args[1], b.args[2])
+    assert erasure(made).status is Status.WRONG
+
+
+def test_without_the_plain_graph_nothing_is_claimed() -> None:
+    made = compiled("tiny_gpt", Layout(dp=2, zero=3))
+    assert static_rows(made.program, None)[1].status is Status.UNPROVEN
+
+
+class Twice(nn.Module):
+    """Reads one layer in two ways and a second one not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.idle = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        """Add two uses of one layer."""
+        return self.a(x) + self.a(x.relu())
+
+
+def test_shared_and_idle_parameters_have_the_gradients_of_the_plain_model() -> None:
+    plan = load(Source("p.plan", "autoshard 1\nmesh { dp = 2 }\nbatch { micro_batch_size = 2 }\n"))
+    made = compile_plan(
+        Twice(), plan.require(), {"x": torch.randn(2, 4)}, lambda y, batch: y.square().mean()
+    )
+    assert erasure(made).status is Status.PROVED, erasure(made).findings
+
+
+def test_sums_are_equal_however_they_are_nested() -> None:
+    terms = Terms()
+    a, b, c = (terms.make(name) for name in "abc")
+    assert terms.add(terms.add(a, b), c) == terms.add(b, terms.add(c, a))
+    assert terms.add(a, a) != terms.add(a)
+
+
+def test_the_first_difference_is_the_deepest_one() -> None:
+    terms = Terms()
+    a, b = terms.make("a"), terms.make("b")
+    left = terms.make("exp", (terms.add(a, terms.make("sin", (a,))),))
+    right = terms.make("exp", (terms.add(a, terms.make("sin", (b,))),))
+    assert terms.first_difference(left, right) == (a, b)
