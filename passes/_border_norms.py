@@ -16,6 +16,8 @@ from autoshard.ir.node_info import info
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops import add_layer_norm as _layer_norm  # noqa: F401  (registers the op)
 from autoshard.ops import add_rms_norm as _rms_norm  # noqa: F401
+from autoshard.ops.bias_dropout_add_layer_norm import bias_dropout_add_layer_norm
+from autoshard.ops.dropout import dropout
 
 aten = torch.ops.aten
 ours = torch.ops.autoshard
@@ -24,6 +26,7 @@ ours = torch.ops.autoshard
 _NORMS = {
     ours.add_layer_norm.default: aten.layer_norm.default,
     ours.add_rms_norm.default: aten.rms_norm.default,
+    bias_dropout_add_layer_norm: aten.layer_norm.default,
 }
 
 
@@ -41,19 +44,40 @@ def _take_apart(rewriter: Rewriter, node: Node) -> Node | None:
     items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     if len(items) < len(node.users) or not set(items) <= {0, 1}:
         return None
-    x, residual, *rest = node.args
+    x, residual = addends(node)
     last = max((x, residual), key=list(rewriter.graph.nodes).index)
     # The user's own add gives its path; the sum must not count as part of the norm's module.
     own_add = 1 in items and info(items[1]).path != info(node).path
     like = items[1] if own_add else last
     placements = info(node).placements
     with rewriter.after(last):
+        x = _dropped(rewriter, node, like=like)
         total = rewriter.call(aten.add.Tensor, x, residual, like=like, placements=placements)
     with rewriter.before(node):
         width = [total.meta["val"].shape[-1]]
-        norm = rewriter.call(_NORMS[node.target], total, width, *rest, like=node)
+        norm = rewriter.call(_NORMS[node.target], total, width, *_parameters(node), like=node)
     for index, new in ((0, norm), (1, total)):
         if index in items:
             rewriter.replace(items[index], new)
     rewriter.graph.erase_node(node)
     return norm
+
+
+def addends(node: Node) -> tuple[Node, Node]:
+    """Return the two values that a fused norm adds (the first before its bias and dropout)."""
+    return node.args[0], node.args[2 if node.target is bias_dropout_add_layer_norm else 1]
+
+
+def _parameters(node: Node) -> tuple:
+    """Return weight, bias and eps, or weight and eps, of a fused norm."""
+    return node.args[3:6] if node.target is bias_dropout_add_layer_norm else node.args[2:]
+
+
+def _dropped(rewriter: Rewriter, node: Node, like: Node) -> Node:
+    """Return the first addend, with its bias and dropout spelled out."""
+    if node.target is not bias_dropout_add_layer_norm:
+        return node.args[0]
+    x, bias, _, _, _, _, *place = node.args
+    if bias is not None:
+        x = rewriter.call(aten.add.Tensor, x, bias, like=like)
+    return rewriter.call(dropout, x, *place, like=like)

@@ -32,7 +32,7 @@ from autoshard.ir.node_info import info
 from autoshard.ir.program import Level, Program, Stage
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.library import spec
-from autoshard.passes._border_norms import take_apart_at_borders
+from autoshard.passes._border_norms import addends, take_apart_at_borders
 from autoshard.passes._cut_points import Cut, find_cuts
 from autoshard.passes._schedules import compute_schedule
 
@@ -137,10 +137,10 @@ class _Layout:
         return sorted(computed, key=self._order.get), sorted(crossing, key=self._order.get)
 
     def begins_with_sum(self, node: Node) -> bool:
-        """Tell whether the first two arguments of ``node`` both come from an earlier stage."""
+        """Tell whether both values that a fused norm adds come from an earlier stage."""
         crossing = (
             arg.op == "call_function" and not self._runs_in(arg, self._stage[node])
-            for arg in node.args[:2]
+            for arg in addends(node)
         )
         return all(crossing)
 

@@ -1,11 +1,13 @@
-"""Fuse a residual add and the LayerNorm that reads it into one op that returns both.
+"""Fuse a residual add and the norm that reads it into one op that returns both.
 
 A pre-LN Transformer adds to the residual stream and normalises the sum at once: two ops that read
 the stream twice. The fused op (after apex's and flash-attention's fused norms) reads both terms
-once and returns the normalised value *and* the sum, which the next residual needs.
+once and returns the normalised value *and* the sum, which the next residual needs. Where dropout,
+and the bias of the linear layer under it, come right before the add of a LayerNorm, they join in.
 
-Does not fuse: an add that broadcasts or scales, a norm over more than the last dimension, an add
-that lies behind the norm of another (each such near miss is a remark).
+Norms are found however they are spelled (see ``_norm_sites``). Not fused: an add that broadcasts or
+scales, a norm over more than the last dimension, a second norm of one sum. Each such near miss is a
+remark.
 """
 
 from __future__ import annotations
@@ -23,18 +25,28 @@ from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.node_info import info, val
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
-from autoshard.ops import add_layer_norm as _ops  # noqa: F401  (registers the op)
+from autoshard.ops import add_layer_norm as _layer_norm  # noqa: F401  (registers the op)
+from autoshard.ops import add_rms_norm as _rms_norm  # noqa: F401
+from autoshard.ops.bias_dropout_add_layer_norm import bias_dropout_add_layer_norm
+from autoshard.ops.dropout import dropout
+from autoshard.passes._norm_sites import LAYER, Norm, find_norms
 from autoshard.source import Span
 
 aten = torch.ops.aten
-DEFAULTS = (None, None, 1e-5)  # layer_norm's weight, bias, eps
+ours = torch.ops.autoshard
+FUSED = (
+    ours.add_layer_norm.default,
+    ours.add_rms_norm.default,
+    bias_dropout_add_layer_norm,
+)
+_BIASED = {aten.linear.default: 2, aten.addmm.default: 0}  # op -> place of its bias
 
 
 @dataclass(frozen=True)
 class Match:
     """One site: ``norm`` reads ``add``; or why it can't be fused."""
 
-    norm: Node
+    norm: Norm
     add: Node
     reason: str = ""
 
@@ -42,12 +54,14 @@ class Match:
 @register
 @dataclass(frozen=True)
 class FuseAddLayerNorm(Pass):
-    """Replace ``layer_norm(x + r)`` by ``add_layer_norm(x, r)``.
+    """Replace ``norm(x + r)`` by ``add_layer_norm(x, r)`` or its kin.
 
     before:  s = add(x, r); y = layer_norm(s, [D], weight, bias, eps)
     after:   out = add_layer_norm(x, r, weight, bias, eps); y = out[0]; s = out[1]
 
-    Assumes the canonical spelling; forward bytes per site 5 -> 4, backward 6 -> 4.
+    and alike: ``rms_norm(s)``, also spelled out --> ``add_rms_norm``; ``s = dropout(linear(x, w,
+    b)) + r`` --> ``bias_dropout_add_layer_norm(linear(x, w), b, r, ...)``. Assumes the canonical
+    spelling. Forward bytes per site 5 -> 4 (9 -> 4 with bias and dropout), backward 6 -> 4.
     """
 
     name = "fuse-add-layer-norm"
@@ -64,20 +78,22 @@ class FuseAddLayerNorm(Pass):
         rewriter = Rewriter(program.forward, self.name)
         span = ctx.resolved.plan.span("fuse.add_layer_norm")
         for match in find(program.forward.graph):
-            reason = match.reason or _not_chosen(match.norm, setting.only)
+            reason = match.reason or _not_chosen(match.norm.result, setting.only)
             if reason:
-                ctx.missed(match.norm, reason)
+                ctx.missed(match.norm.result, reason)
                 continue
-            _fuse(rewriter, match, span)
-            ctx.applied(match.norm, f"residual add of '{info(match.add).path}' fused")
+            path = info(match.add).path
+            fused = _fuse(rewriter, match, span)
+            ctx.applied(fused, f"residual add of '{path}' fused: {fused.target.__name__}")
+        rewriter.sweep()
 
 
 def find(graph: Graph) -> tuple[Match, ...]:
-    """Return every layer_norm whose input is an add, with the reason where it can't be fused."""
+    """Return every norm whose input is an add, with the reason where it can't be fused."""
     taken: set[Node] = set()
     found = []
-    for norm in graph.find_nodes(op="call_function", target=aten.layer_norm.default):
-        add = norm.args[0]
+    for norm in find_norms(graph):
+        add = norm.x
         if add.target is not aten.add.Tensor:
             continue
         reason = "its sum is fused with another norm" if add in taken else _obstacle(norm, add)
@@ -89,11 +105,10 @@ def find(graph: Graph) -> tuple[Match, ...]:
 
 def count_sites(function: GraphFunction) -> int:
     """Return the number of fused sites in a graph."""
-    op = torch.ops.autoshard.add_layer_norm.default
-    return len(function.graph.find_nodes(op="call_function", target=op))
+    return sum(node.target in FUSED for node in function.graph.nodes)
 
 
-def _obstacle(norm: Node, add: Node) -> str:
+def _obstacle(norm: Norm, add: Node) -> str:
     x, residual = add.args[:2]
     if not isinstance(x, Node) or not isinstance(residual, Node):
         return "the add has a constant term"
@@ -101,13 +116,23 @@ def _obstacle(norm: Node, add: Node) -> str:
         return "the add scales its second term"
     if val(x).shape != val(residual).shape:
         return f"the add broadcasts {list(val(residual).shape)} to {list(val(add).shape)}"
-    if len({val(n).dtype for n in (x, residual, norm)}) > 1:
+    if len({val(n).dtype for n in (x, residual, norm.result)}) > 1:
         return "the add or the norm changes the dtype"
-    if len(norm.args[1]) != 1:
-        return f"the norm is over the last {len(norm.args[1])} dimensions"
-    if any(isinstance(a, Node) and a.op != "placeholder" for a in norm.args[2:4]):
-        return "the norm's weight is computed"
+    if norm.dims != 1:
+        return f"the norm is over the last {norm.dims} dimensions"
+    if any(not _is_early(a) for a in (norm.weight, norm.bias)):
+        return "the norm's weight is computed from other values"
+    own = {*norm.inside, norm.result}
+    if any(user not in own for node in norm.inside for user in node.users):
+        return "other code reads the norm's intermediate values"
     return ""
+
+
+def _is_early(parameter: object) -> bool:
+    """Tell whether a norm's parameter is an input of the graph, or one op on inputs."""
+    if not isinstance(parameter, Node) or parameter.op == "placeholder":
+        return True
+    return all(source.op == "placeholder" for source in parameter.all_input_nodes)
 
 
 def _not_chosen(norm: Node, only: tuple[str, ...]) -> str:
@@ -116,13 +141,52 @@ def _not_chosen(norm: Node, only: tuple[str, ...]) -> str:
     return "" if chosen else "'fuse { only = ... }' does not name it"
 
 
-def _fuse(rewriter: Rewriter, match: Match, span: Span | None) -> None:
+def _fuse(rewriter: Rewriter, match: Match, span: Span | None) -> Node:
     norm, add = match.norm, match.add
-    weight, bias, eps = (*norm.args[2:5], *DEFAULTS[len(norm.args) - 2 :])
-    op = torch.ops.autoshard.add_layer_norm.default
+    for parameter in (norm.weight, norm.bias):
+        if isinstance(parameter, Node) and add < parameter:
+            add.prepend(parameter)
     with rewriter.before(add):
-        fused = rewriter.call(op, *add.args[:2], weight, bias, eps, like=norm, span=span)
-        y = rewriter.call(operator.getitem, fused, 0, like=norm, span=span)
+        op, args = _call(rewriter, match)
+        fused = rewriter.call(op, *args, like=norm.result, span=span)
+        y = rewriter.call(operator.getitem, fused, 0, like=norm.result, span=span)
         total = rewriter.call(operator.getitem, fused, 1, like=add, span=span)
-    rewriter.replace(norm, y)
-    rewriter.replace(add, total)
+    rewriter.replace(norm.result, y)
+    add.replace_all_uses_with(total)
+    return fused
+
+
+def _call(rewriter: Rewriter, match: Match) -> tuple[object, tuple]:
+    """Return the fused op of a site and its arguments."""
+    norm, (x, residual) = match.norm, match.add.args[:2]
+    if norm.kind != LAYER:
+        return ours.add_rms_norm.default, (x, residual, norm.weight, norm.eps)
+    own = (norm.weight, norm.bias, norm.eps)
+    for term, other in ((x, residual), (residual, x)):
+        if term.target is dropout and len(term.users) == 1:
+            dropped, *place = term.args
+            product, bias = _without_bias(rewriter, dropped)
+            return bias_dropout_add_layer_norm, (product, bias, other, *own, *place)
+    return ours.add_layer_norm.default, (x, residual, *own)
+
+
+def _without_bias(rewriter: Rewriter, value: Node) -> tuple[Node, Node | None]:
+    """Take the bias off the linear layer that alone makes ``value``, if it has one."""
+    linear = value.args[0] if value.target is aten.reshape.default else value
+    place = _BIASED.get(linear.target)
+    if place is None or len(linear.args) != 3 or linear.kwargs or not _feeds_only(linear, value):
+        return value, None
+    bias = linear.args[place]
+    if not isinstance(bias, Node) or val(bias).shape != val(value).shape[-1:]:
+        return value, None
+    factors = [a for i, a in enumerate(linear.args) if i != place]
+    op = aten.mm.default if linear.target is aten.addmm.default else aten.linear.default
+    with rewriter.before(linear):
+        product = rewriter.call(op, *factors, like=linear)
+    rewriter.replace(linear, product)
+    return product if value is linear else value, bias
+
+
+def _feeds_only(linear: Node, value: Node) -> bool:
+    """Tell whether a layer's output has one reader, at once or through the reshape ``value``."""
+    return len(linear.users) == 1 and len(value.users) == 1

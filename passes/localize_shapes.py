@@ -22,6 +22,7 @@ from autoshard.ir.placement import Placement, Shard
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import Shape, shapes_of, tensor_inputs
+from autoshard.ops.bias_dropout_add_layer_norm import bias_dropout_add_layer_norm, sharded
 from autoshard.ops.collectives import all_gather
 from autoshard.ops.dropout import DropoutArgs, dropout
 
@@ -185,6 +186,13 @@ def _dropout(pass_: _Localization, node: Node) -> tuple:
     return tuple(args.sharded(placement.dim, placement.blocks, pass_.axis, pass_.size))
 
 
+def _fused_dropout(pass_: _Localization, node: Node) -> tuple:
+    placement = info(node.args[0]).placement(pass_.axis)
+    if not isinstance(placement, Shard):
+        return node.args
+    return sharded(node.args, placement.dim, placement.blocks, pass_.axis, pass_.size)
+
+
 # The operators whose arguments are sizes. Dimensions that are reduced, normalised or indexed are
 # whole, so sizes that speak of those never change.
 SIZES: dict[object, Rewrite] = {
@@ -205,4 +213,5 @@ SIZES: dict[object, Rewrite] = {
     aten.slice.Tensor: _slice,
     aten.narrow.default: _narrow,
     dropout: _dropout,
+    bias_dropout_add_layer_norm: _fused_dropout,
 }

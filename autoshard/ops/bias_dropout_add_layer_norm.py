@@ -32,6 +32,15 @@ _PLACE = (
 _PLACE_COUNT = len(DropoutArgs._fields) - 1
 
 
+def sharded(args: tuple, dim: int, blocks: tuple[int, ...], axis: str, size: int) -> tuple:
+    """Return the operator's arguments for values that are also split along ``dim`` over ``axis``.
+
+    See ``DropoutArgs.sharded``.
+    """
+    head, place = args[:-_PLACE_COUNT], args[-_PLACE_COUNT:]
+    return (*head, *DropoutArgs(args[0], *place).sharded(dim, blocks, axis, size)[1:])
+
+
 def reference_forward(
     comm: Communicator,
     x: Tensor,

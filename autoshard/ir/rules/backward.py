@@ -14,6 +14,7 @@ from autoshard.ir.rules.factors import NONE, Factors, Labels, broadcast, solve
 from autoshard.ir.rules.pointwise import overloads
 from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
 from autoshard.ops import add_rms_norm as _add_rms_norm  # noqa: F401
+from autoshard.ops import bias_dropout_add_layer_norm as _dropout_norm  # noqa: F401
 from autoshard.ops import collectives
 
 aten = torch.ops.aten
@@ -56,10 +57,13 @@ def _norm_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rank = len(call.shapes[0])
     labels = tuple(range(rank))
     last = labels[-1:]
-    inputs = tuple(_like(labels, s, call.shapes[0]) for s in call.shapes)
+    inputs = [_like(labels, s, call.shapes[0]) for s in call.shapes]
+    if call.index("rng") is not None:
+        inputs[call.index("rng")] = ("rng",)
     outs = tuple(labels if len(s) == rank and rank > 1 else last for s in call.outs)
     rows = frozenset(labels[:-1])
-    return solve(Factors(inputs, outs, sums=rows, whole=frozenset(last)), call, ins)
+    whole = frozenset({*last, "rng"})
+    return solve(Factors(tuple(inputs), outs, sums=rows, whole=whole), call, ins)
 
 
 def _like(labels: Labels, shape: tuple[int, ...], full: tuple[int, ...]) -> Labels:
@@ -124,6 +128,7 @@ TABLE: dict[object, Rule] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     ours.add_layer_norm_backward.default: _norm_backward,
     ours.add_rms_norm_backward.default: _norm_backward,
+    ours.bias_dropout_add_layer_norm_backward.default: _norm_backward,
     aten.native_layer_norm_backward.default: _norm_backward,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _softmax_backward,

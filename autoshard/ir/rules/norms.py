@@ -9,21 +9,28 @@ from autoshard.ir.rules.call import Call, Choice, Rule
 from autoshard.ir.rules.factors import Factors, Labels, solve
 from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
 from autoshard.ops import add_rms_norm as _add_rms_norm  # noqa: F401
+from autoshard.ops.bias_dropout_add_layer_norm import bias_dropout_add_layer_norm
 
 aten = torch.ops.aten
 ours = torch.ops.autoshard
+RNG = "rng"
 
 
 def _norm(call: Call, ins: tuple[Placement, ...]) -> Choice:
-    """``...h`` with parameters ``h``; statistics keep the dims before, with 1 for each of ``h``."""
+    """``...h`` with parameters ``h``; statistics keep the dims before, with 1 for each of ``h``.
+
+    A dropout inside follows the global element, so each rank draws its own part of one mask.
+    """
     rank = len(call.shapes[0])
     shape = call.arguments.get("normalized_shape")
     tail = len(shape) if shape is not None else 1
     whole = frozenset(range(rank - tail, rank))
     labels = tuple(range(rank))
-    ins_labels = tuple(labels[rank - len(s) :] for s in call.shapes)
+    ins_labels = [labels[rank - len(s) :] for s in call.shapes]
+    if call.index("rng") is not None:
+        ins_labels[call.index("rng")] = (RNG,)
     outs = tuple(_visible(labels, out, call.shapes[0]) for out in call.outs)
-    return solve(Factors(ins_labels, outs, whole=whole), call, ins)
+    return solve(Factors(tuple(ins_labels), outs, whole=whole | {RNG}), call, ins)
 
 
 def _visible(labels: Labels, out: tuple[int, ...], shape: tuple[int, ...]) -> Labels:
@@ -91,4 +98,5 @@ TABLE: dict[object, Rule] = {
     aten.instance_norm.default: _instance_norm,
     ours.add_layer_norm.default: _norm,
     ours.add_rms_norm.default: _norm,
+    bias_dropout_add_layer_norm: _norm,
 }
