@@ -84,8 +84,8 @@ class FuseAddLayerNorm(Pass):
                 continue
             path = info(match.add).path
             fused = _fuse(rewriter, match, span)
-            ctx.applied(fused, f"residual add of '{path}' fused: {fused.target.__name__}")
-        rewriter.sweep()
+            op = fused.target._schema.name.split("::")[1]
+            ctx.applied(fused, f"residual add of '{path}' fused: {op}")
 
 
 def find(graph: Graph) -> tuple[Match, ...]:
@@ -153,6 +153,9 @@ def _fuse(rewriter: Rewriter, match: Match, span: Span | None) -> Node:
         total = rewriter.call(operator.getitem, fused, 1, like=add, span=span)
     rewriter.replace(norm.result, y)
     add.replace_all_uses_with(total)
+    for node in sorted({*norm.inside, add, *add.all_input_nodes}, reverse=True):
+        if not node.users:
+            rewriter.graph.erase_node(node)
     return fused
 
 
