@@ -198,7 +198,7 @@ FUSE = BlockSpec(
             ("auto", "reference", "off"),
             ("layer_norm", "fused_layer_norm"),
         ),
-        SettingSpec("only", Globs(), "fuse only inside these modules", False),
+        SettingSpec("only", Globs(), "fuse only inside these modules"),
     ),
     synonyms=("fusion", "kernels", "fused", "kernel"),
 )

@@ -75,6 +75,7 @@ class FuseAddLayerNorm(Pass):
         setting = ctx.resolved.plan.fuse
         if setting.add_layer_norm == "off":
             return
+        program.kernels = setting.add_layer_norm
         rewriter = Rewriter(program.forward, self.name)
         span = ctx.resolved.plan.span("fuse.add_layer_norm")
         for match in find(program.forward.graph):

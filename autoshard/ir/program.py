@@ -82,6 +82,7 @@ class Program:
     stages: list[Stage] = field(default_factory=list)
     buckets: tuple[Bucket, ...] = ()
     schedule: Schedule | None = None
+    kernels: str = "auto"  # how fused ops run: "auto", or "reference" by torch's operators alone
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     compared: object | None = None  # ir.compare.CompareReport: the capture against eager
     level: Level = Level.FORWARD

@@ -216,12 +216,14 @@ backward = define(
     " -> (Tensor dx, Tensor dresidual, Tensor dinput_bias, Tensor dweight, Tensor dbias)",
     fake=_fake_backward,
     run=_backward,
+    reference=reference_backward,
 )
 bias_dropout_add_layer_norm = define(
     "bias_dropout_add_layer_norm(Tensor x, Tensor? input_bias, Tensor residual, Tensor? weight,"
     f" Tensor? bias, float eps, {_PLACE}) -> (Tensor y, Tensor s, Tensor mean, Tensor rstd)",
     fake=_fake_forward,
     run=_forward,
+    reference=reference_forward,
     backward=_differentiate,
     setup=_setup,
 )

@@ -36,10 +36,17 @@ class OpSpec:
     name: str
     run: Callable[..., object]  # run(comm, *args): comm is a Communicator
     traffic: Callable[..., tuple[Traffic, ...]]  # traffic(*fake_args) -> collectives, in order
+    reference: Callable[..., object] | None = None  # as run, by torch's operators alone
+
+
+@dataclass(frozen=True)
+class _Direct:
+    function: Callable[..., object]
+    reference: Callable[..., object]
 
 
 _specs: dict[object, OpSpec] = {}
-_direct: dict[object, Callable[..., object]] = {}
+_direct: dict[object, _Direct] = {}
 
 
 def define(
@@ -50,6 +57,7 @@ def define(
     backward: Callable[..., object] | None = None,
     setup: Callable[..., None] | None = None,
     traffic: Callable[..., tuple[Traffic, ...]] = lambda *args: (),
+    reference: Callable[..., object] | None = None,
 ) -> object:
     """Define ``autoshard::schema`` and return the op overload to put in graphs.
 
@@ -64,7 +72,7 @@ def define(
             f"{NAMESPACE}::{name}", backward, setup_context=setup, lib=_library
         )
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
-    _specs[op] = OpSpec(name, run, traffic)
+    _specs[op] = OpSpec(name, run, traffic, reference)
     return op
 
 
@@ -73,15 +81,26 @@ def spec(op: object) -> OpSpec | None:
     return _specs.get(op)
 
 
-def call_directly(op: object, function: Callable[..., object]) -> None:
+def call_directly(
+    op: object, function: Callable[..., object], reference: Callable[..., object]
+) -> None:
     """Let generated code call ``function`` in place of ``op``, without the dispatcher's time.
 
-    ``function`` takes the same arguments and needs not be differentiable: programs hold their
-    backward explicitly.
+    Both take the same arguments as ``op`` and need not be differentiable: programs hold their
+    backward explicitly. ``reference`` computes the same by torch's operators alone.
     """
-    _direct[op] = function
+    _direct[op] = _Direct(function, reference)
 
 
-def direct(op: object) -> object:
-    """Return what generated code should call for ``op``: a function of ours, or ``op`` itself."""
-    return _direct.get(op, op)
+def bound(op: object, kernels: str = "auto") -> tuple[Callable[..., object], bool]:
+    """Return what generated code calls for ``op``, and whether it takes the communicator first.
+
+    ``kernels`` is "auto" or, to use no kernel of ours, "reference".
+    """
+    own, direct = spec(op), _direct.get(op)
+    is_reference = kernels == "reference"
+    if own is not None:
+        return (own.reference if is_reference and own.reference else own.run), True
+    if direct is not None:
+        return (direct.reference if is_reference else direct.function), False
+    return op, False  # type: ignore[return-value]

@@ -20,16 +20,16 @@ from torch.fx import Node
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import GraphFunction
-from autoshard.ops.library import direct, spec
+from autoshard.ops.library import bound
 
 Compiled = Callable[..., tuple]  # compiled(comm, args) -> outputs; clears args
 
 _files = itertools.count()
 
 
-def generate(function: GraphFunction, name: str) -> Compiled:
+def generate(function: GraphFunction, name: str, kernels: str = "auto") -> Compiled:
     """Return the graph as a Python function; ``inspect.getsource`` shows its text."""
-    text, bindings = write(function, name)
+    text, bindings = write(function, name, kernels)
     filename = f"<autoshard {name} {next(_files)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = dict(bindings)
@@ -37,9 +37,11 @@ def generate(function: GraphFunction, name: str) -> Compiled:
     return namespace[_identifier(name)]
 
 
-def write(function: GraphFunction, name: str) -> tuple[str, dict[str, object]]:
+def write(
+    function: GraphFunction, name: str, kernels: str = "auto"
+) -> tuple[str, dict[str, object]]:
     """Return the Python text of a graph and the objects that it names."""
-    writer = _Writer(function)
+    writer = _Writer(function, kernels)
     return writer.text(_identifier(name)), writer.bindings
 
 
@@ -51,8 +53,8 @@ def _identifier(name: str) -> str:
 class _Writer:
     """Writes one graph; collects the operators and constants that the text refers to."""
 
-    def __init__(self, function: GraphFunction) -> None:
-        self.function = function
+    def __init__(self, function: GraphFunction, kernels: str) -> None:
+        self.function, self.kernels = function, kernels
         self.bindings: dict[str, object] = {"torch": torch}
         self._names: dict[Node, str] = {}
         self._taken = {"comm", "args", "torch"}
@@ -90,14 +92,14 @@ class _Writer:
     def _call(self, node: Node) -> str:
         if node.target is operator.getitem:
             return f"{self._value(node.args[0])}[{node.args[1]!r}]"
-        own = spec(node.target)
-        values = ["comm"] if own else []
+        call, takes_comm = bound(node.target, self.kernels)
+        values = ["comm"] if takes_comm else []
         values += [self._value(arg) for arg in node.args]
         values += [f"{key}={self._value(arg)}" for key, arg in node.kwargs.items()]
-        if own:
-            return f"{self._bind(own.run, own.name)}({', '.join(values)})"
-        hint = str(node.target).replace(".", "_")
-        return f"{self._bind(direct(node.target), hint)}({', '.join(values)})"
+        hint = str(node.target)
+        if hint.startswith("autoshard."):
+            hint = hint.split(".")[1]
+        return f"{self._bind(call, hint)}({', '.join(values)})"
 
     def _value(self, value: object) -> str:
         if isinstance(value, Node):

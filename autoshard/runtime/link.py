@@ -33,7 +33,7 @@ def link(
     elif plan_layout(program, stages) != storage.layout:
         raise InternalError("two programs of one plan lay their parameters out differently")
     if prelude is None and program.prelude is not None:
-        prelude = generate(program.prelude, "prelude")
+        prelude = generate(program.prelude, "prelude", program.kernels)
     code = code if code is not None else generate_code(program)
     return Executable(program, comm, storage, code, prelude)
 

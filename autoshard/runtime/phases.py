@@ -36,14 +36,14 @@ def generate_code(program: Program) -> Code:
     return {
         (stage.index, name): phase
         for stage in program.stages
-        for name, phase in _stage_phases(stage).items()
+        for name, phase in _stage_phases(stage, program.kernels).items()
     }
 
 
-def _stage_phases(stage: Stage) -> dict[str, Phase]:
+def _stage_phases(stage: Stage, kernels: str) -> dict[str, Phase]:
     phases = {}
     for name, function in stage.phases.items():
-        call = generate(function, f"stage{stage.index}_{name}")
+        call = generate(function, f"stage{stage.index}_{name}", kernels)
         last = _last_reads(stage.phases, name)
         phases[name] = Phase(function.inputs, function.outputs, call, last)
     return phases

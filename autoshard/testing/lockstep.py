@@ -99,7 +99,11 @@ def run_ranks(
 ) -> tuple[list[Executable], list]:
     """Link ``program`` for every virtual rank, run ``body`` on each in lock step; return both."""
     code = generate_code(program)
-    prelude = generate(program.prelude, "prelude") if program.prelude is not None else None
+    prelude = (
+        generate(program.prelude, "prelude", program.kernels)
+        if program.prelude is not None
+        else None
+    )
 
     def one(comm: Rendezvous) -> tuple[Executable, object]:
         exe = link(program, comm, code=code, prelude=prelude)

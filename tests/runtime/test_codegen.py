@@ -11,6 +11,7 @@ from torch.fx import Graph
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import BATCH, LOSS, SAVED, GraphFunction, Port
+from autoshard.ops import add_rms_norm as ops
 from autoshard.runtime.codegen import generate, write
 from tests.runtime.toy import Builder
 
@@ -106,3 +107,13 @@ def test_a_graph_with_other_nodes_is_refused():
     graph.output(())
     with pytest.raises(InternalError, match="get_attr"):
         generate(GraphFunction(graph, (), ()), "F")
+
+
+def test_the_kernels_of_fused_ops_are_chosen_when_code_is_made():
+    b = Builder(MODE)
+    x, weight = b.input(BATCH, "x", 2, 8), b.input(BATCH, "w", 8)
+    both = b.call(torch.ops.autoshard.add_rms_norm.default, x, x, weight, 1e-6)
+    function = b.build((LOSS, "", b.call(operator.getitem, both, 0)))
+    for kernels, wanted in (("auto", ops.forward), ("reference", ops.reference_forward)):
+        _, bindings = write(function, "F", kernels)
+        assert bindings["add_rms_norm"] is wanted
