@@ -7,6 +7,7 @@ differentiate; it does not decide what is kept or computed again.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from autoshard.ir.graph_function import BOUNDARY, GRAD, LOSS, PARAM, TANGENT, Gr
 from autoshard.ir.lower import Differentiation, lower
 from autoshard.ir.params import ParamTable
 from autoshard.ir.program import Level, Program
+from autoshard.ir.stamp import Outline, outline, stamp
 from autoshard.ir.tidy import erase_dead
 
 # What autograd does not look through.
@@ -52,14 +54,30 @@ class LowerJoint(Pass):
             return
         pulling = _boundaries_with_gradient(program)
         received: set[str] = set()  # boundary values whose gradient the later stage sends
+        lowered: dict[Hashable, tuple[Outline, GraphFunction]] = {}  # each distinct stage once
         for stage in reversed(program.stages):
             task = _task(stage.forward, program, pulling, received)
-            stage.joint = lower(stage.forward, task)
+            stage.joint = _lowered(stage.forward, task, lowered)
             _drop_unused_gradients(program, stage.index)
             received = set(stage.joint.named_results(TANGENT))
         program.level = Level.JOINT
         if program.training:
             _check_gradients(program, ctx)
+
+
+def _lowered(
+    forward: GraphFunction,
+    task: Differentiation,
+    done: dict[Hashable, tuple[Outline, GraphFunction]],
+) -> GraphFunction:
+    """Return the joint graph of a stage; one that equals another's but for names is stamped out."""
+    wanted = [port in task.seeds for port in forward.outputs]
+    pulled = [port in task.gradients for port in forward.inputs]
+    ports = (*task.seeds.values(), *task.gradients.values())
+    own = outline(forward, (tuple(wanted), tuple(pulled)), ports)
+    if own.pattern not in done:
+        done[own.pattern] = own, lower(forward, task)
+    return stamp(done[own.pattern][1], done[own.pattern][0], own)
 
 
 def _task(
