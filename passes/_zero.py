@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from autoshard.diagnostics import NotExecutableError, PlanError
+from autoshard.diagnostics import PlanError
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.resolve import Resolved
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.program import Program
-from autoshard.passes._schedules import compute_schedule
 from autoshard.plan import ZeroBlock
 from autoshard.source import Span
 
@@ -99,17 +98,3 @@ def numel(entry: ParamSpec, program: Program) -> int:
 def padded(length: int, size: int) -> int:
     """Return ``length`` rounded up to a multiple of ``size``."""
     return -(-length // size) * size
-
-
-def ranks_of_stages(program: Program, resolved: Resolved) -> tuple[int, ...]:
-    """Return the pipeline coordinate of every stage; refuse a tie within one rank."""
-    ranks = compute_schedule(resolved).stage_to_rank
-    for entry in program.params:
-        held = [ranks[stage] for stage in entry.homes]
-        if not entry.is_buffer and entry.requires_grad and len(set(held)) < len(held):
-            raise NotExecutableError(
-                f"`{entry.fqn}` is used by stages {list(entry.homes)}, two of them on one rank",
-                span=resolved.plan.span("pipeline.schedule"),
-                help="use a schedule that puts these stages on different ranks, such as 1f1b",
-            )
-    return ranks

@@ -28,7 +28,8 @@ from autoshard.ir.params import Flat, ParamSpec, Whole
 from autoshard.ir.program import Bucket, Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.collectives import all_gather, pack, reduce_scatter
-from autoshard.passes._zero import ZeroPolicy, numel, padded, ranks_of_stages
+from autoshard.passes._schedules import stage_ranks
+from autoshard.passes._zero import ZeroPolicy, numel, padded
 
 aten = torch.ops.aten
 
@@ -70,9 +71,7 @@ class BucketCollectives(Pass):
                 if members[0].name in held and bucket.axis and members != [bucket]:
                     _rewrite(stage.phases, bucket, members, program, policy)
         program.buckets = tuple(new)
-        build_storage_graphs(
-            program, self.name, ranks_of_stages(program, ctx.resolved), policy.replicas
-        )
+        build_storage_graphs(program, self.name, stage_ranks(ctx.resolved), policy.replicas)
 
 
 @dataclass

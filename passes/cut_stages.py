@@ -34,7 +34,7 @@ from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.library import spec
 from autoshard.passes._border_norms import addends, take_apart_at_borders
 from autoshard.passes._cut_points import Cut, find_cuts
-from autoshard.passes._schedules import compute_schedule
+from autoshard.passes._schedules import stage_ranks
 
 aten = torch.ops.aten
 Ported = tuple[Port, Node]
@@ -69,7 +69,7 @@ class CutStages(Pass):
         if program.forward is None:
             return
         plan = ctx.resolved.plan
-        count = compute_schedule(ctx.resolved).num_stages
+        count = len(stage_ranks(ctx.resolved))
         split = (plan.pipeline.split, count, plan.span("pipeline.split"))
         cuts = find_cuts(program.forward, *split)
         layout = _Layout(program.forward, cuts)

@@ -12,12 +12,15 @@ from typing import ClassVar
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
+from autoshard.ir.flops import node_flops
+from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.program import Level, Program
 from autoshard.passes._schedules import compute_schedule
-from autoshard.schedule import Action, Kind, Schedule, lower_schedule
+from autoshard.schedule import Action, Costs, Kind, Schedule, lower_schedule
 
 # Which phase graph a storage action runs. RESHARD frees what U gathered.
 _RUNS = {Kind.UNSHARD: "U", Kind.RESHARD: "U", Kind.REDUCE_GRAD: "R"}
+SHARES = 12  # times are whole numbers, so that ties are ties: twelfths of a mean forward
 
 
 @register
@@ -30,8 +33,10 @@ class LowerSchedule(Pass):
 
     UNSHARD and RESHARD stand in the schedule when parameters are gathered once per step and freed
     after it (`reshard_after_forward = step`); with ZeRO 1 and 2 the run-time gathers before the
-    first action. REDUCE_GRAD stands after the last weight gradient of a stage that has a graph R.
-    An eval program has forwards only.
+    first action. REDUCE_GRAD stands after the last weight gradient of a stage that has a graph R;
+    one that sums tied gradients with other ranks comes after all else. Times per stage, estimated
+    from flops, steer schedules that are searched for and place the transfers. An eval program has
+    forwards only.
     """
 
     name: ClassVar[str] = "lower-schedule"
@@ -44,15 +49,18 @@ class LowerSchedule(Pass):
         """Fill ``program.schedule``."""
         if program.schedule is not None:
             return
-        schedule = compute_schedule(ctx.resolved)
+        costs = _estimate(program)
+        schedule = compute_schedule(ctx.resolved, costs)
         if not program.training:
-            schedule = _keep(schedule, lambda action: action.kind is Kind.F)
+            schedule = schedule.only({Kind.F})
         zero = ctx.resolved.plan.zero
         by_step = zero.stage == 3 and zero.reshard_after_forward == "step"
         lowered = lower_schedule(
             schedule,
             reduce_per="step" if program.training else "microbatch",
             unshard="step" if by_step else "never",
+            costs=costs,
+            reduce_last=_tied_stages(program),
         )
         phases = {stage.index: stage.phases for stage in program.stages}
         program.schedule = _keep(
@@ -60,6 +68,32 @@ class LowerSchedule(Pass):
         )
         program.num_microbatches = schedule.num_microbatches
         program.level = Level.SCHEDULE
+
+
+def _tied_stages(program: Program) -> tuple[int, ...]:
+    """Return the stages whose graph R reduces parameters that several stages use."""
+    tied = {bucket.name for bucket in program.buckets if bucket.tied_stages}
+    reductions = {s.index: s.phases["R"] for s in program.stages if "R" in s.phases}
+    return tuple(i for i, r in reductions.items() if any(port.name in tied for port in r.inputs))
+
+
+def _estimate(program: Program) -> Costs:
+    """Return times of F, I and W per stage by flops, in shares of the mean F; none is zero."""
+    flops = {
+        phase: [_flops(stage.phases.get(phase)) for stage in program.stages]
+        for phase in ("F", "I", "W")
+    }
+    unit = max(1, sum(flops["F"]) // len(program.stages))
+    times = {
+        phase: tuple(max(1, round(SHARES * count / unit)) for count in row)
+        for phase, row in flops.items()
+    }
+    return Costs(times["F"], times["I"], times["W"])
+
+
+def _flops(function: GraphFunction | None) -> int:
+    nodes = () if function is None else function.graph.nodes
+    return sum(node_flops(node) for node in nodes if node.op == "call_function")
 
 
 def _keep(schedule: Schedule, wanted: Callable[[Action], bool]) -> Schedule:

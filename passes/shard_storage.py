@@ -20,7 +20,8 @@ from autoshard.ir.params import Flat, ParamSpec, Whole
 from autoshard.ir.program import Bucket, Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.collectives import all_gather, pack, reduce_scatter, view_at
-from autoshard.passes._zero import ZeroPolicy, numel, padded, ranks_of_stages
+from autoshard.passes._schedules import stage_ranks
+from autoshard.passes._zero import ZeroPolicy, numel, padded
 
 
 @register
@@ -53,7 +54,7 @@ class ShardStorage(Pass):
         if program.buckets:
             return
         policy = ZeroPolicy.of(ctx.resolved)
-        ranks = ranks_of_stages(program, ctx.resolved)
+        ranks = stage_ranks(ctx.resolved)
         stored = [entry for entry in program.params if entry.homes and not entry.is_buffer]
         for entry in stored:
             _place(entry, program, policy)

@@ -1,7 +1,8 @@
 """Flat buckets in graphs: the graphs U and R of a stage, and where a phase gathers its buckets.
 
 A bucket holds parameters one after the other. U gathers the shards of buckets that the phases read
-as whole parameters; R reduces the gradients that the phases leave unreduced.
+as whole parameters; R reduces the gradients that the phases leave unreduced. A bucket tied over
+stages of one rank is gathered by the first and reduced by the last of the rank's tied stages.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class _Builder:
         rewriter = Rewriter(_empty(), self._pass)
         results = []
         for bucket in buckets_of(self._program, self._stage):
-            if bucket.axis is None or not self._reads_whole(bucket):
+            if bucket.axis is None or not self._reads_whole(bucket) or not self._is_first(bucket):
                 continue
             size = self._program.mesh.size(bucket.axis)
             flat = self._input(rewriter, bucket, FLAT, bucket.length // size)
@@ -136,7 +137,7 @@ class _Builder:
         """Return R: what is left to do to the gradients after the last microbatch."""
         rewriter = Rewriter(_empty(), self._pass)
         reduced: list[tuple[Bucket, Port, Node]] = []
-        for bucket in buckets_of(self._program, self._stage):
+        for bucket in self._to_reduce():
             if not self._has_gradient(bucket):
                 continue
             if self._is_reduced(bucket):
@@ -149,7 +150,7 @@ class _Builder:
 
     def _take_shard(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
         """Take a shard that each microbatch reduced, if it is to be summed any further."""
-        if not bucket.tied_stages and self._replicas is None:
+        if len(self._members(bucket)) == 1 and self._replicas is None:
             return []
         length = bucket.length // self._program.mesh.size(bucket.axis)
         shard = self._input(rewriter, bucket, FLAT_GRAD, length)
@@ -158,7 +159,7 @@ class _Builder:
     def _reduce_whole(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
         """Reduce the sum over microbatches of a whole bucket's gradients."""
         size = self._program.mesh.size("dp")
-        if bucket.axis is None and size == 1 and not bucket.tied_stages:
+        if bucket.axis is None and size == 1 and len(self._members(bucket)) == 1:
             return []
         grad = self._input(rewriter, bucket, ACCUMULATED, bucket.length)
         if bucket.axis is not None:
@@ -176,10 +177,32 @@ class _Builder:
         return self._over_stages(rewriter, bucket, grad)
 
     def _over_stages(self, rewriter: Rewriter, bucket: Bucket, grad: Node) -> Node:
-        if not bucket.tied_stages:
+        members = self._members(bucket)
+        if len(members) == 1:
             return grad
-        members = sorted({self._ranks[stage] for stage in bucket.tied_stages})
         return _append(rewriter, tied_all_reduce, grad, "pp", members)
+
+    def _to_reduce(self) -> list[Bucket]:
+        """Return the stage's own buckets; its rank's last tied stage has all that are tied.
+
+        So a rank sums tied gradients in one place, after all its uses and in one order on all
+        ranks: no two of them can wait for each other's tied parameters.
+        """
+        rank = self._ranks[self._stage.index]
+        tied = [b for b in self._program.buckets if b.tied_stages and rank in self._members(b)]
+        last = max((s for b in tied for s in b.tied_stages if self._ranks[s] == rank), default=None)
+        own = [b for b in buckets_of(self._program, self._stage) if not b.tied_stages]
+        return own + tied if last == self._stage.index else own
+
+    def _members(self, bucket: Bucket) -> list[int]:
+        """Return the pipeline coordinates that store the bucket."""
+        return sorted({self._ranks[stage] for stage in bucket.tied_stages or (bucket.stage,)})
+
+    def _is_first(self, bucket: Bucket) -> bool:
+        """Tell whether no earlier stage on this rank shares the bucket: it would gather it."""
+        rank = self._ranks[self._stage.index]
+        homes = bucket.tied_stages or (bucket.stage,)
+        return self._stage.index == min(s for s in homes if self._ranks[s] == rank)
 
     def _input(self, rewriter: Rewriter, bucket: Bucket, kind: str, length: int) -> Node:
         return flat_placeholder(rewriter, bucket, kind, length, self._mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 from torch.fx import Node
 
@@ -50,17 +51,24 @@ def _check_started(start: Node, what: str) -> None:
 
 
 def _check_sources(program: Program, stage: Stage) -> None:
-    """Check that every parameter the phases read whole is stored whole or gathered by U."""
-    unshard = stage.phases.get("U")
-    gathered = set() if unshard is None else {port.name for port in unshard.outputs}
+    """Check that every parameter the phases read whole is stored whole or gathered by U.
+
+    A tied one may be gathered for its stage by another of its homes.
+    """
     for phase in COMPUTE_PHASES:
         function = stage.phases.get(phase)
         for fqn in function.named(PARAM) if function else ():
-            storage = program.params[fqn].storage
-            if isinstance(storage, Flat) and storage.bucket not in gathered:
+            entry = program.params[fqn]
+            gathered = _ports(program, entry.homes or (stage.index,), "U", "outputs")
+            if isinstance(entry.storage, Flat) and entry.storage.bucket not in gathered:
                 raise VerifyError(
                     f"stage {stage.index} {phase} reads `{fqn}` whole, but only a part is stored"
                 )
+
+
+def _ports(program: Program, stages: Iterable[int], phase: str, side: str) -> set[str]:
+    graphs = (program.stages[index].phases.get(phase) for index in stages)
+    return {port.name for graph in graphs if graph is not None for port in getattr(graph, side)}
 
 
 def check_bucketed(program: Program) -> None:
@@ -98,13 +106,14 @@ def _check_reduced_once(program: Program, stage: Stage) -> None:
     """Check that a data parallel gradient is reduced by the phases or by R, not by both."""
     phases = [stage.phases[p] for p in COMPUTE_PHASES if p in stage.phases]
     made = Counter(port for function in phases for port in function.outputs)
-    reduce = stage.phases.get("R")
-    by_r = {port.name for port in reduce.inputs} if reduce else set()
     for bucket in buckets_of(program, stage):
         by_phases = made[Port(FLAT_GRAD, bucket.name)]
         loose = [fqn for fqn in bucket.fqns if made[Port(GRAD, fqn)]]
         if by_phases > 1 or (by_phases and loose):
             raise VerifyError(f"stage {stage.index} reduces the gradient of `{bucket.name}` twice")
+        # A tied one is reduced by the last tied stage of its rank.
+        stages = range(len(program.stages)) if bucket.tied_stages else (stage.index,)
+        by_r = _ports(program, stages, "R", "inputs")
         if loose and program.mesh.size("dp") > 1 and bucket.name not in by_r:
             raise VerifyError(f"stage {stage.index} never reduces the gradient of `{loose[0]}`")
 

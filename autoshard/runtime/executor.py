@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from autoshard.ir.buckets import unreached_parameters
-from autoshard.ir.graph_function import LOSS, NORMALIZER, OUTPUT, RNG
+from autoshard.ir.graph_function import LOSS, NORMALIZER, OUTPUT, PARAM, RNG, Port
 from autoshard.ir.node_info import val
 from autoshard.ir.program import Program
 from autoshard.runtime.codegen import Compiled
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.layout import scheduled
 from autoshard.runtime.messages import Messages
-from autoshard.runtime.phases import Code
+from autoshard.runtime.phases import PER_MICROBATCH, Code
 from autoshard.runtime.prelude import Prelude
 from autoshard.runtime.run import Run
 from autoshard.runtime.storage import Storage
@@ -42,6 +42,8 @@ class Executable:
         self.actions = _grouped(scheduled(program).ranks[comm.index("pp")])
         self.unreached = unreached_parameters(program)
         self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
+        self.reads = _ports_read(code, storage.stages)
+        self.readers = _readers(storage, self.reads)
         self.last_stage = len(program.stages) - 1
         needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)
         self.prelude = Prelude(program, prelude) if prelude and needs_count else None
@@ -124,6 +126,23 @@ class Executable:
 def _stages_with(program: Program, kind: Kind) -> frozenset[int]:
     rows = scheduled(program).ranks
     return frozenset(a.stage for row in rows for a in row if a.kind is kind)
+
+
+def _ports_read(code: Code, stages: Sequence[int]) -> frozenset[tuple[int, Port]]:
+    """Return what the micro-batch phases of a rank's stages take in: (stage, port)."""
+    phases = ((stage, code.get((stage, name))) for stage in stages for name in PER_MICROBATCH)
+    return frozenset((stage, port) for stage, phase in phases if phase for port in phase.inputs)
+
+
+def _readers(storage: Storage, reads: frozenset[tuple[int, Port]]) -> dict[str, frozenset[int]]:
+    """Return for each cut bucket the stages of this rank that read its parameters whole."""
+    layout = storage.layout
+    found: dict[str, set[int]] = {}
+    for stage, port in reads:
+        slot = layout.slots.get(port.name) if port.kind == PARAM else None
+        if slot is not None and layout.buckets[slot.bucket].axis is not None:
+            found.setdefault(slot.bucket, set()).add(stage)
+    return {bucket: frozenset(stages) for bucket, stages in found.items()}
 
 
 def _grouped(row: Sequence[Action]) -> tuple[tuple[Action, ...], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -16,7 +16,9 @@ Key = tuple[int, str]  # (stage, bucket): a bucket of tied parameters has one su
 class Gradients:
     """The sums of one step.
 
-    A first micro-batch is copied, later ones are added, in the order in which they come.
+    A first micro-batch is copied, later ones are added, in the order in which they come. Stages
+    that share a tied parameter have sums of their own, which are added in stage order at the end:
+    the result does not depend on how a schedule mixes the stages of a rank.
     """
 
     def __init__(self, storage: Storage, unreached: Collection[str] = ()) -> None:
@@ -28,7 +30,7 @@ class Gradients:
         self._sums: dict[Key, torch.Tensor] = {}
         self._written: dict[Key, set[str]] = {}
         self._shards: dict[Key, torch.Tensor] = {}
-        self._results: dict[Key, torch.Tensor] = {}
+        self._results: dict[str, torch.Tensor] = {}  # by bucket
 
     def add(self, stage: int, fqn: str, grad: torch.Tensor) -> None:
         """Add the gradient of a local parameter, not yet reduced over data parallel ranks."""
@@ -53,24 +55,29 @@ class Gradients:
         else:
             self._shards[key] = shard
 
-    def take_sum(self, stage: int, bucket: str) -> torch.Tensor:
+    def take_sum(self, bucket: str) -> torch.Tensor:
         """Hand over the sum of a whole bucket, zero where no gradient came."""
-        key = (stage, bucket)
-        if key not in self._sums:
+        keys = _of_bucket(self._sums, bucket)
+        if not keys:
             info = self._storage.layout.buckets[bucket]
             return torch.zeros(info.length, dtype=info.dtype, device=self._storage.device)
-        total = self._sums.pop(key)
-        self._clear_gaps(total, bucket, self._written.pop(key))
-        return total
+        for key in keys:
+            self._clear_gaps(self._sums[key], bucket, self._written.pop(key))
+        return _added(self._sums, keys)
 
-    def take_shard(self, stage: int, bucket: str) -> torch.Tensor:
-        """Hand over the sum of this rank's shards of a bucket."""
-        shard = self._shards.pop((stage, bucket), None)
-        if shard is None:
-            raise InternalError(f"stage {stage} gave no gradient for bucket '{bucket}'")
-        return shard
+    def take_shard(self, bucket: str) -> torch.Tensor:
+        """Hand over the sum of this rank's shards of a bucket.
 
-    def put(self, stage: int, bucket: str, reduced: torch.Tensor) -> None:
+        Zero where all gradients of a tied parameter come from stages of other ranks.
+        """
+        keys = _of_bucket(self._shards, bucket)
+        if not keys and self._storage.layout.buckets[bucket].tied_stages:
+            return torch.zeros_like(self._storage.stored[bucket])
+        if not keys:
+            raise InternalError(f"no stage of this rank gave a gradient for bucket '{bucket}'")
+        return _added(self._shards, keys)
+
+    def put(self, bucket: str, reduced: torch.Tensor) -> None:
         """Take the reduced gradient of a bucket, laid out as the bucket is stored."""
         stored = self._storage.stored[bucket].numel()
         if reduced.numel() != stored:
@@ -78,15 +85,15 @@ class Gradients:
                 f"the gradient of bucket '{bucket}' has {reduced.numel()} elements,"
                 f" this rank stores {stored}"
             )
-        self._results[stage, bucket] = reduced
+        self._results[bucket] = reduced
 
     def attach(self) -> None:
         """Give every trainable parameter its gradient; add it where one is attached already."""
-        for stage, bucket in [*self._sums]:
-            self.put(stage, bucket, self.take_sum(stage, bucket))
-        for stage, bucket in [*self._shards]:
-            self.put(stage, bucket, self.take_shard(stage, bucket))
-        for (_, bucket), result in sorted(self._results.items()):
+        for bucket in sorted({bucket for _, bucket in self._sums}):
+            self.put(bucket, self.take_sum(bucket))
+        for bucket in sorted({bucket for _, bucket in self._shards}):
+            self.put(bucket, self.take_shard(bucket))
+        for bucket, result in sorted(self._results.items()):
             for slot in self._storage.layout.slots_of(bucket):
                 self._attach(slot, result)
 
@@ -109,3 +116,15 @@ class Gradients:
                 total[end : slot.offset].zero_()
                 end = slot.offset + slot.numel
         total[end:].zero_()
+
+
+def _of_bucket(sums: Mapping[Key, torch.Tensor], bucket: str) -> list[Key]:
+    return sorted(key for key in sums if key[1] == bucket)
+
+
+def _added(sums: dict[Key, torch.Tensor], keys: Sequence[Key]) -> torch.Tensor:
+    """Take the sums of several stages out and return them added in stage order."""
+    total = sums.pop(keys[0])
+    for key in keys[1:]:
+        total = total.add_(sums.pop(key))
+    return total

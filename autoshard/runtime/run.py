@@ -32,7 +32,6 @@ from autoshard.ir.node_info import val
 from autoshard.ops.communicator import Work
 from autoshard.runtime.gradients import Gradients
 from autoshard.runtime.messages import microbatch_of
-from autoshard.runtime.phases import PER_MICROBATCH
 from autoshard.runtime.work import Ready, Transfer
 from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import RECVS, SENDS
@@ -70,6 +69,7 @@ class Run:
         self._values: dict[Place, dict[Port, torch.Tensor | Work]] = {}
         self._outgoing: dict[tuple[str, int, int], dict[str, torch.Tensor]] = {}
         self._sending: dict[tuple[Kind, int], deque[Work]] = {}
+        self._resharded: set[int] = set()
         self.gradients = Gradients(self._storage, executable.unreached)
         self.losses: dict[int, torch.Tensor] = {}  # by micro-batch
         self.outputs: dict[tuple[str, int], torch.Tensor] = {}
@@ -225,23 +225,24 @@ class Run:
             self._storage.gathered[port.name] = value
 
     def _reshard(self, stage: int) -> None:
-        phase = self._exe.code.get((stage, "U"))
-        for port in phase.outputs if phase else ():
-            self._storage.gathered.pop(port.name, None)
+        """Free what no stage of this rank will read any more."""
+        self._resharded.add(stage)
+        for name, readers in self._exe.readers.items():
+            if stage in readers and readers <= self._resharded:
+                self._storage.gathered.pop(name, None)
 
     def _reduce(self, stage: int) -> None:
         phase = self._exe.code.get((stage, "R"))
         if phase is None:
             return
         takers = {ACCUMULATED: self.gradients.take_sum, FLAT_GRAD: self.gradients.take_shard}
-        args = [takers[port.kind](stage, port.name) for port in phase.inputs]
+        args = [takers[port.kind](port.name) for port in phase.inputs]
         for port, value in zip(phase.outputs, phase.call(self._comm, args), strict=True):
             assert port.kind in (FLAT_GRAD, FULL_GRAD), port
-            self.gradients.put(stage, port.name, value)
+            self.gradients.put(port.name, value)
 
     def _is_read(self, stage: int, port: Port) -> bool:
-        phases = (self._exe.code.get((stage, name)) for name in PER_MICROBATCH)
-        return any(phase is not None and port in phase.inputs for phase in phases)
+        return (stage, port) in self._exe.reads
 
     def _place(self, stage: int, number: int) -> dict[Port, torch.Tensor | Work]:
         return self._values.setdefault((stage, number), {})

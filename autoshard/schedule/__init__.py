@@ -7,7 +7,7 @@ from autoshard.schedule.action import Action, Kind
 from autoshard.schedule.costs import Costs
 from autoshard.schedule.event import Event
 from autoshard.schedule.lower import lower_schedule
-from autoshard.schedule.make import SCHEDULES, make_schedule
+from autoshard.schedule.make import SCHEDULES, make_schedule, place_stages
 from autoshard.schedule.order import OrderVerdict, prove_order
 from autoshard.schedule.programs import Inside, spell_out
 from autoshard.schedule.schedule import Schedule
@@ -25,6 +25,7 @@ __all__ = [
     "find_problems",
     "lower_schedule",
     "make_schedule",
+    "place_stages",
     "prove_order",
     "spell_out",
     "validate_schedule",

@@ -6,7 +6,7 @@ that follows that order exists when every send waits for its receive (rendezvous
 so also when transfers are queued on ordered streams, in batches or one by one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 from autoshard.diagnostics import ScheduleError
@@ -28,10 +28,13 @@ def lower_schedule(
     reduce_per: ReducePer,
     unshard: Unshard,
     costs: Costs = UNIT,
+    reduce_last: Collection[int] = (),
 ) -> Schedule:
     """Return the schedule with SEND/RECV, and storage actions as the two options say.
 
-    `reduce_per="step"` adds one REDUCE_GRAD per stage after its last weight gradient.
+    `reduce_per="step"` adds one REDUCE_GRAD per stage after its last weight gradient, for the
+    stages of `reduce_last` after all else the rank does: they wait for other ranks, whose last
+    weight gradients may still need this rank's other stages.
     `unshard="step"` adds UNSHARD before a stage's first use (one compute action ahead, so that
     the gather can overlap) and RESHARD after the last action that reads parameters (F, I or B).
     With "microbatch" gathers and reductions live inside the graphs, so nothing is added; "never"
@@ -47,7 +50,7 @@ def lower_schedule(
     if unshard == "step":
         rows = [_with_unshard(row) for row in rows]
     if reduce_per == "step":
-        rows = [_with_reduce(row) for row in rows]
+        rows = [_with_reduce(row, reduce_last) for row in rows]
     ranks = tuple(tuple(row) for row in rows)
     return Schedule(
         schedule.name,
@@ -97,10 +100,12 @@ def _with_unshard(row: list[Action]) -> list[Action]:
     return _insert(row, inserts)
 
 
-def _with_reduce(row: list[Action]) -> list[Action]:
+def _with_reduce(row: list[Action], reduce_last: Collection[int]) -> list[Action]:
     last = {a.stage: i for i, a in enumerate(row) if a.kind in (Kind.W, Kind.B)}
-    inserts = [(_after_sends(row, i), 0, Action(Kind.REDUCE_GRAD, s)) for s, i in last.items()]
-    return _insert(row, inserts)
+    early = [stage for stage in last if stage not in reduce_last]
+    inserts = [(_after_sends(row, last[s]), 0, Action(Kind.REDUCE_GRAD, s)) for s in early]
+    late = [Action(Kind.REDUCE_GRAD, s) for s in sorted(last) if s in reduce_last]
+    return _insert(row, inserts) + late
 
 
 def _one_compute_ahead(row: list[Action], index: int) -> int:

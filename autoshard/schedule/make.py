@@ -116,6 +116,12 @@ def make_schedule(
     return schedule
 
 
+def place_stages(name: str, num_ranks: int, virtual_stages: int | None = None) -> tuple[int, ...]:
+    """Return the rank of every stage without making the schedule."""
+    recipe = _recipe(name)
+    return recipe.placement(num_ranks, _virtual_stages(name, recipe, virtual_stages))
+
+
 def _check_bound(schedule: Schedule, request: Request) -> None:
     if request.max_in_flight is None:
         return

@@ -3,11 +3,11 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from autoshard.diagnostics import ScheduleError
-from autoshard.schedule.action import COMPUTE, Action
+from autoshard.schedule.action import COMPUTE, Action, Kind
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Schedule:
     def is_lowered(self) -> bool:
         """Tell whether any rank has an action that isn't compute."""
         return any(action.kind not in COMPUTE for rank in self.ranks for action in rank)
+
+    def only(self, kinds: Collection[Kind]) -> "Schedule":
+        """Return the schedule without the actions of other kinds."""
+        ranks = tuple(tuple(a for a in row if a.kind in kinds) for row in self.ranks)
+        return replace(self, ranks=ranks)
 
     def positions(self) -> Iterator[tuple[int, int, Action]]:
         """Yield (rank, index, action) for every action, rank by rank."""

@@ -19,7 +19,7 @@ from autoshard.runtime.clip import clip_grad_norm
 from autoshard.runtime.codegen import generate
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.link import link
-from autoshard.runtime.phases import generate_code
+from autoshard.runtime.phases import Code, generate_code
 from autoshard.testing.assemble import agreed, assemble
 from autoshard.testing.rendezvous import Hub, Rendezvous
 
@@ -59,12 +59,14 @@ def run_lockstep(
     max_norm: float | None = None,
     weights: Sequence[float] | None = None,
     seed: int = 0,
+    code: Code | None = None,
 ) -> tuple[StepRecord, ...]:
     """Train ``len(batches)`` steps and return what each computed.
 
     ``values`` are the model's parameters and buffers by canonical name, whole. ``batches[step][d]``
     are the leaves of the local batch of data parallel rank ``d``. Without ``optimizer`` gradients
-    add up from step to step, as rounds of accumulation with ``weights``. Raises the first error of
+    add up from step to step, as rounds of accumulation with ``weights``. ``code`` is that of a
+    program with the same graphs, if there is one already. Raises the first error of
     any rank; ranks that disagree, or a deadlock, are a RuntimeMismatchError.
     """
     weights = weights or [1.0] * len(batches)
@@ -88,7 +90,7 @@ def run_lockstep(
             record.params.append({n: p.detach().clone() for n, p in parameters.items()})
         return record
 
-    executables, records = run_ranks(program, values, train)
+    executables, records = run_ranks(program, values, train, code)
     return tuple(_join(i, executables, records, max_norm) for i in range(len(batches)))
 
 
@@ -96,9 +98,10 @@ def run_ranks(
     program: Program,
     values: Mapping[str, torch.Tensor],
     body: Callable[[Executable], object],
+    code: Code | None = None,
 ) -> tuple[list[Executable], list]:
     """Link ``program`` for every virtual rank, run ``body`` on each in lock step; return both."""
-    code = generate_code(program)
+    code = code or generate_code(program)
     prelude = (
         generate(program.prelude, "prelude", program.kernels)
         if program.prelude is not None

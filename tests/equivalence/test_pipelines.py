@@ -1,0 +1,82 @@
+"""Every schedule trains as one process does, whatever the ranks, micro-batches, ZeRO and ties.
+
+The whole cross is `python -m autoshard.testing.pipelines`; this is its covering subset.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from autoshard.diagnostics import RuntimeMismatchError, VerifyError
+from autoshard.ir.invariants import CHECKERS
+from autoshard.proof.order import prove_program
+from autoshard.schedule import SCHEDULES, Kind
+from autoshard.testing import pipelines
+from autoshard.testing.pipelines import Cell, Result, cover, run_cell, schedule_cell, unequal
+
+CELLS = tuple(cover())
+run = cache(run_cell)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_schedule_trains_as_one_process_does(cell: Cell) -> None:
+    assert run(cell).wrong == ""
+
+
+def test_the_subset_has_every_value_of_the_cross() -> None:
+    assert {c.schedule for c in CELLS} == set(SCHEDULES)
+    assert {c.pp for c in CELLS} == {2, 3, 4} and {c.zero for c in CELLS} == {0, 1, 2, 3}
+    assert {c.microbatches for c in CELLS} == set(range(1, 9))
+    ties = {(c.virtual_stages, c.tied) for c in CELLS}
+    assert ties == {(1, True), (1, False), (2, True), (2, False)}
+
+
+def alike(cell: Cell) -> list[Result]:
+    """Return the runs of all schedules over the cell's stages."""
+    cells = (replace(cell, schedule=name) for name in SCHEDULES)
+    return [run(c) for c in cells if c.placement == cell.placement]
+
+
+def test_schedules_that_add_in_one_order_are_bit_equal() -> None:
+    results = alike(Cell("1f1b", 2, 3, 0, tied=False))
+    assert len(results) == 5 and unequal(results) == []
+
+
+def test_gradients_that_are_not_bit_equal_would_be_seen() -> None:
+    first, second, *_ = alike(Cell("1f1b", 2, 3, 0, tied=False))
+    grads = {n: g + (n == "wpe.weight") * 1e-15 for n, g in second.records[0].grads.items()}
+    record = replace(second.records[0], grads=grads)
+    assert "differ in wpe.weight" in unequal([first, replace(second, records=(record,))])[0]
+
+
+V_CELL = Cell("interleaved_1f1b", 2, 2, 1, tied=True)
+
+
+def tied_too_early(program) -> None:
+    """Move each rank's reduction of tied gradients behind the stage's own last gradient."""
+    rows = []
+    for row in program.schedule.ranks:
+        (reduction,) = [a for a in row if a.kind is Kind.REDUCE_GRAD][-1:]
+        rest = [a for a in row if a is not reduction]
+        last = max(i for i, a in enumerate(rest) if a.stage == reduction.stage and a.kind is Kind.B)
+        rows.append((*rest[: last + 1], reduction, *rest[last + 1 :]))
+    program.schedule = replace(program.schedule, ranks=tuple(rows))
+
+
+def test_a_tied_sum_before_a_rank_s_other_stages_is_a_deadlock_that_the_proof_shows() -> None:
+    program, _ = schedule_cell(V_CELL)
+    assert prove_program(program).ok
+    tied_too_early(program)
+    verdict = prove_program(program)
+    assert not verdict.ok and "REDUCE_GRAD" in verdict.message
+    with pytest.raises(VerifyError, match="sums tied gradients before"):
+        CHECKERS["schedulable"](program)
+
+
+def test_lock_step_finds_the_same_deadlock(monkeypatch) -> None:
+    program, code = schedule_cell(V_CELL)
+    tied_too_early(program)
+    monkeypatch.setattr(pipelines, "schedule_cell", lambda cell: (program, code))
+    with pytest.raises(RuntimeMismatchError, match="deadlock"):
+        run_cell(V_CELL)
