@@ -224,9 +224,8 @@ PIPELINE = BlockSpec(
         SettingSpec(
             "scatter_boundary",
             Enum(("auto", "on", "off")),
-            "send 1/tp of a boundary tensor from each rank and gather it there",
-            ("auto", "off"),
-            ("scatter_gather_tensors",),
+            "send a boundary value in tp parts and gather it there (auto: from 1 MiB on)",
+            synonyms=("scatter_gather_tensors",),
         ),
     ),
     synonyms=("pp", "pipe", "pipeline_parallel", "stages"),

@@ -49,13 +49,14 @@ def _take_apart(rewriter: Rewriter, node: Node) -> Node | None:
     # The user's own add gives its path; the sum must not count as part of the norm's module.
     own_add = 1 in items and info(items[1]).path != info(node).path
     like = items[1] if own_add else last
-    placements = info(node).placements
+    placements = info(residual).placements  # both results lie as both addends do
     with rewriter.after(last):
         x = _dropped(rewriter, node, like=like)
         total = rewriter.call(aten.add.Tensor, x, residual, like=like, placements=placements)
     with rewriter.before(node):
         width = [total.meta["val"].shape[-1]]
-        norm = rewriter.call(_NORMS[node.target], total, width, *_parameters(node), like=node)
+        args = (total, width, *_parameters(node))
+        norm = rewriter.call(_NORMS[node.target], *args, like=node, placements=placements)
     for index, new in ((0, norm), (1, total)):
         if index in items:
             rewriter.replace(items[index], new)

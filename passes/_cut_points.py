@@ -5,6 +5,7 @@ A cut is the position of the first node of a module: what runs before it belongs
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,7 +16,7 @@ from autoshard.diagnostics import PlanError
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.suggest import did_you_mean
 from autoshard.ir.flops import node_flops
-from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.graph_function import PARAM, GraphFunction
 from autoshard.ir.node_info import info
 from autoshard.plan import Call
 from autoshard.source import Span
@@ -40,7 +41,7 @@ def find_cuts(
         return _before(split, starts, count, span)
     if split.name == "even":
         return _even(split, starts, count, span)
-    return _auto(function, starts, count, span)
+    return _auto(function, split, starts, count, span)
 
 
 def module_starts(function: GraphFunction) -> dict[str, int]:
@@ -124,7 +125,7 @@ def _units(globs: Sequence[str], starts: Mapping[str, int], span: Span | None) -
 
 
 def _auto(
-    function: GraphFunction, starts: Mapping[str, int], count: int, span: Span | None
+    function: GraphFunction, split: Call, starts: Mapping[str, int], count: int, span: Span | None
 ) -> tuple[Cut, ...]:
     cuts = _candidates(starts, count)
     if len(cuts) < count - 1:
@@ -134,7 +135,8 @@ def _auto(
             span=span,
             help="use fewer stages",
         )
-    return balance(cuts, _flops_between(function, cuts), count)
+    weights = _params if split.options.get("by") == "params" else _flops
+    return balance(cuts, _between(function, cuts, weights(function)), count)
 
 
 def _candidates(starts: Mapping[str, int], count: int) -> tuple[Cut, ...]:
@@ -161,28 +163,38 @@ def block_of(path: str) -> str | None:
     return None if index is None else ".".join(parts[: index + 1])
 
 
-def _flops_between(function: GraphFunction, cuts: Sequence[Cut]) -> list[int]:
-    """Return the flops before the first cut, between each two, and after the last."""
+def _between(
+    function: GraphFunction, cuts: Sequence[Cut], weights: Mapping[Node, int]
+) -> list[int]:
+    """Return the weight before the first cut, between each two, and after the last."""
     bounds = [cut.position for cut in cuts]
-    flops = [0] * (len(bounds) + 1)
-    piece = 0
+    pieces = [0] * (len(bounds) + 1)
     for position, node in enumerate(function.graph.nodes):
-        while piece < len(bounds) and position >= bounds[piece]:
-            piece += 1
-        flops[piece] += _flops(node)
-    return flops
+        pieces[bisect_right(bounds, position)] += weights.get(node, 0)
+    return pieces
 
 
-def _flops(node: Node) -> int:
-    return node_flops(node) if node.op == "call_function" else 0
+def _flops(function: GraphFunction) -> dict[Node, int]:
+    """Return the flops of each call: head and loss count, a lookup in an embedding is none."""
+    return {node: node_flops(node) for node in function.graph.nodes if node.op == "call_function"}
 
 
-def balance(cuts: Sequence[Cut], flops: Sequence[int], count: int) -> tuple[Cut, ...]:
+def _params(function: GraphFunction) -> dict[Node, int]:
+    """Return the elements of the parameters that each call is the first to read."""
+    order = {node: place for place, node in enumerate(function.graph.nodes)}
+    found: dict[Node, int] = {}
+    for parameter in function.named(PARAM).values():
+        first = min(parameter.users, key=order.__getitem__)
+        found[first] = found.get(first, 0) + parameter.meta["val"].numel()
+    return found
+
+
+def balance(cuts: Sequence[Cut], weights: Sequence[int], count: int) -> tuple[Cut, ...]:
     """Choose ``count - 1`` cuts so that the heaviest stage is lightest, then the most even.
 
-    ``flops[i]`` lies before ``cuts[i]``; the last entry after the last cut. O(count * cuts^2).
+    ``weights[i]`` lies before ``cuts[i]``; the last entry after the last cut. O(count * cuts^2).
     """
-    totals = [0, *accumulate(flops)]
+    totals = [0, *accumulate(weights)]
     limit = _best(totals, count, lambda so_far, piece: max(so_far, piece))[0]
 
     def squares(so_far: float, piece: int) -> float:

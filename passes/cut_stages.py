@@ -34,6 +34,7 @@ from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.library import spec
 from autoshard.passes._border_norms import addends, take_apart_at_borders
 from autoshard.passes._cut_points import Cut, find_cuts
+from autoshard.passes._scatter_boundary import BoundaryScatter
 from autoshard.passes._schedules import stage_ranks
 
 aten = torch.ops.aten
@@ -55,7 +56,8 @@ class CutStages(Pass):
     buffers alone (masks, positions, rotary tables) is computed again by each stage that reads it:
     it is never sent and never asked for a gradient. A view is remade by the reader when that sends
     no more. A fused add + norm that a stage would begin with is taken apart: its sum crosses, not
-    both terms. Values cross in contiguous form. Costs: one send per boundary value and microbatch.
+    both terms. Values cross in contiguous form. With `scatter_boundary` a value that all tensor
+    parallel ranks hold is sent in parts and gathered. Costs: one send per value and microbatch.
     """
 
     name: ClassVar[str] = "cut-stages"
@@ -78,6 +80,8 @@ class CutStages(Pass):
             cuts = find_cuts(program.forward, *split)  # positions have moved
         program.stages = _divide(program.forward, cuts)
         program.forward = None
+        choice, place = plan.pipeline.scatter_boundary, plan.span("pipeline.scatter_boundary")
+        BoundaryScatter(program, choice, place, self.name).run(program.stages, ctx)
         _note_homes(program)
         _report(program, cuts, ctx)
 

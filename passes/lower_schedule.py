@@ -12,15 +12,13 @@ from typing import ClassVar
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
-from autoshard.ir.flops import node_flops
-from autoshard.ir.graph_function import GraphFunction
+from autoshard.cost.stage_times import stage_times
 from autoshard.ir.program import Level, Program
 from autoshard.passes._schedules import compute_schedule
-from autoshard.schedule import Action, Costs, Kind, Schedule, lower_schedule
+from autoshard.schedule import Action, Kind, Schedule, lower_schedule
 
 # Which phase graph a storage action runs. RESHARD frees what U gathered.
 _RUNS = {Kind.UNSHARD: "U", Kind.RESHARD: "U", Kind.REDUCE_GRAD: "R"}
-SHARES = 12  # times are whole numbers, so that ties are ties: twelfths of a mean forward
 
 
 @register
@@ -49,7 +47,7 @@ class LowerSchedule(Pass):
         """Fill ``program.schedule``."""
         if program.schedule is not None:
             return
-        costs = _estimate(program)
+        costs = stage_times(program)
         schedule = compute_schedule(ctx.resolved, costs)
         if not program.training:
             schedule = schedule.only({Kind.F})
@@ -75,25 +73,6 @@ def _tied_stages(program: Program) -> tuple[int, ...]:
     tied = {bucket.name for bucket in program.buckets if bucket.tied_stages}
     reductions = {s.index: s.phases["R"] for s in program.stages if "R" in s.phases}
     return tuple(i for i, r in reductions.items() if any(port.name in tied for port in r.inputs))
-
-
-def _estimate(program: Program) -> Costs:
-    """Return times of F, I and W per stage by flops, in shares of the mean F; none is zero."""
-    flops = {
-        phase: [_flops(stage.phases.get(phase)) for stage in program.stages]
-        for phase in ("F", "I", "W")
-    }
-    unit = max(1, sum(flops["F"]) // len(program.stages))
-    times = {
-        phase: tuple(max(1, round(SHARES * count / unit)) for count in row)
-        for phase, row in flops.items()
-    }
-    return Costs(times["F"], times["I"], times["W"])
-
-
-def _flops(function: GraphFunction | None) -> int:
-    nodes = () if function is None else function.graph.nodes
-    return sum(node_flops(node) for node in nodes if node.op == "call_function")
 
 
 def _keep(schedule: Schedule, wanted: Callable[[Action], bool]) -> Schedule:

@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
         print(_pass_text(args, plan))
         return 0
     compiled = _compile(args, plan)
-    print(_as_json(compiled.program) if args.json else _report(args, compiled))
+    print(
+        _as_json(compiled.program, compiled.resolved.plan.zero.stage == 3)
+        if args.json
+        else _report(args, compiled)
+    )
     return 0
 
 
@@ -73,6 +77,7 @@ def _report(args: argparse.Namespace, compiled: Compiled) -> str:
         report.memory_table(program, plan_optimizer(resolved.plan)),
         "traffic of one rank of each stage in one step",
         report.traffic_table(program) or "none",
+        *_choices(compiled),
         report.schedule_text(program),
     ]
     if args.remarks:
@@ -80,22 +85,43 @@ def _report(args: argparse.Namespace, compiled: Compiled) -> str:
     return "\n\n".join(sections)
 
 
+def _choices(compiled: Compiled) -> list[str]:
+    """Return the tables of settings that trade one cost for another, where they apply."""
+    from autoshard.cost import choices
+
+    program, sections = compiled.program, []
+    boundaries = choices.boundary_table(program)
+    if boundaries:
+        sections += ["stage boundaries, bytes per micro-batch and rank", boundaries]
+    if compiled.resolved.plan.zero.stage == 3 and program.training:
+        gathers = choices.gather_table(program)
+        head = (
+            "zero 3, bytes of one rank of each stage in one step: gathered once, or in every phase"
+        )
+        sections += [head, gathers] if gathers else []
+    return sections
+
+
 def plan_optimizer(plan: Plan) -> str:
     """Return the optimizer the report assumes."""
     return plan.assume.optimizer or "adamw"
 
 
-def _as_json(program: Program) -> str:
+def _as_json(compiled: Compiled) -> str:
     from dataclasses import asdict
 
+    from autoshard.cost.choices import boundary_choices, gather_choices
     from autoshard.cost.memory import memory
     from autoshard.cost.traffic import traffic
 
+    program, is_zero_3 = compiled.program, compiled.resolved.plan.zero.stage == 3
     stages = [asdict(stage) | {"total": stage.total} for stage in memory(program)]
     found = {
         "passes": [asdict(entry) for entry in program.journal],
         "memory": stages,
         "traffic": [asdict(row) for row in traffic(program)],
+        "boundaries": [asdict(row) for row in boundary_choices(program)],
+        "gathers": [asdict(row) for row in gather_choices(program)] if is_zero_3 else [],
         "schedule": str(program.schedule).splitlines(),
     }
     return json.dumps(found, indent=2)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from autoshard.cost.memory import StageMemory, memory
+from autoshard.cost.stage_times import stage_times
 from autoshard.cost.traffic import TrafficRow, traffic
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
 from autoshard.schedule.render import render_grid
-from autoshard.schedule.simulate import simulate
+from autoshard.schedule.simulate import Simulation, simulate
 from autoshard.units import show_bytes
 
 GRID_RANKS = 16  # wider pipelines and longer schedules are summed up, not drawn
@@ -44,16 +45,23 @@ def traffic_table(program: Program) -> str:
 
 
 def schedule_text(program: Program) -> str:
-    """Return the schedule's grid (when it is small) and both bubbles, F = I = W."""
+    """Return the schedule's grid (when it is small) and both bubbles, also by estimated flops."""
     schedule = program.schedule
-    simulation = simulate(schedule)
-    head = (
-        f"{schedule.name}, {schedule.num_ranks} ranks, {schedule.num_microbatches} micro-batches: "
-        f"step bubble {float(simulation.step_bubble):.1%}, "
-        f"span bubble {float(simulation.span_bubble):.1%}"
+    simulation, estimated = simulate(schedule), simulate(schedule, stage_times(program))
+    head = "\n".join(
+        [
+            f"{schedule.name}, {schedule.num_ranks} ranks, "
+            f"{schedule.num_microbatches} micro-batches: {_bubbles(simulation)} at F = I = W",
+            f"  {_bubbles(estimated)} with times of F, I and W by each stage's flops",
+        ]
     )
     small = schedule.num_ranks <= GRID_RANKS and schedule.num_microbatches <= GRID_MICROBATCHES
     return "\n".join([head, render_grid(simulation)]) if small else head
+
+
+def _bubbles(simulation: Simulation) -> str:
+    step, span = float(simulation.step_bubble), float(simulation.span_bubble)
+    return f"step bubble {step:.1%}, span bubble {span:.1%}"
 
 
 def mesh_text(mesh: Mesh) -> str:

@@ -23,6 +23,7 @@ class Transport(Communicator, Protocol):
     """What the run-time asks of the other ranks: collectives by axis, and messages along one."""
 
     device: torch.device
+    clock: Clock
 
     def transfer_start(self, transfers: Sequence[Transfer]) -> list[Work]:
         """Post messages that stand side by side in the schedule; one Work for each."""

@@ -18,6 +18,7 @@ from autoshard.runtime.phases import PER_MICROBATCH, Code
 from autoshard.runtime.prelude import Prelude
 from autoshard.runtime.run import Run
 from autoshard.runtime.storage import Storage
+from autoshard.runtime.trace import Done
 from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import RECVS, SENDS
 
@@ -40,6 +41,7 @@ class Executable:
         self.messages = Messages(program, comm.device)
         self.constants = {n: v.to(comm.device) for n, v in program.constants.items()}
         self.actions = _grouped(scheduled(program).ranks[comm.index("pp")])
+        self.trace: tuple[Done, ...] = ()  # of the last step
         self.unreached = unreached_parameters(program)
         self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
         self.reads = _ports_read(code, storage.stages)
@@ -60,6 +62,7 @@ class Executable:
             run.seed_backward(weight)
             run.actions(self.actions)
             run.gradients.attach()
+            self.trace = tuple(run.trace)
             return self.share_loss(run.losses)
 
     def evaluate(self, microbatches: Sequence[Leaves]) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from autoshard.ir.node_info import val
 from autoshard.ops.communicator import Work
 from autoshard.runtime.gradients import Gradients
 from autoshard.runtime.messages import microbatch_of
+from autoshard.runtime.trace import Done
 from autoshard.runtime.work import Ready, Transfer
 from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import RECVS, SENDS
@@ -71,6 +73,7 @@ class Run:
         self._sending: dict[tuple[Kind, int], deque[Work]] = {}
         self._resharded: set[int] = set()
         self.gradients = Gradients(self._storage, executable.unreached)
+        self.trace: list[Done] = []
         self.losses: dict[int, torch.Tensor] = {}  # by micro-batch
         self.outputs: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -92,7 +95,10 @@ class Run:
         for stage in sorted(unscheduled):
             self._unshard(stage)
         for group in groups:
+            begin, waited = time.perf_counter(), self._comm.clock.seconds
             self._carry_out(group)
+            blocked = self._comm.clock.seconds - waited
+            self.trace.append(Done(group, begin, time.perf_counter(), blocked))
         for works in self._sending.values():
             _wait_down_to(works, 0)
         self._storage.gathered.clear()

@@ -36,7 +36,7 @@ def lower_schedule(
     stages of `reduce_last` after all else the rank does: they wait for other ranks, whose last
     weight gradients may still need this rank's other stages.
     `unshard="step"` adds UNSHARD before a stage's first use (one compute action ahead, so that
-    the gather can overlap) and RESHARD after the last action that reads parameters (F, I or B).
+    the gather can overlap) and RESHARD after its last compute action.
     With "microbatch" gathers and reductions live inside the graphs, so nothing is added; "never"
     means that parameters are whole. `costs` place the transfers among the compute actions, so
     times near the real ones keep a queue of transfers from blocking at its head; F, I and W
@@ -88,7 +88,7 @@ def _transfers(schedule: Schedule, timed: Timed) -> Iterator[tuple[_Place, Actio
 
 
 def _with_unshard(row: list[Action]) -> list[Action]:
-    reads = (Kind.F, Kind.I, Kind.B)  # the weight gradient reads saved values only
+    reads = COMPUTE  # W too: where no stage comes before, all of the backward may be W
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for index, action in enumerate(row):

@@ -14,7 +14,7 @@ from autoshard.schedule.schedule import Schedule
 
 Accumulation = Literal["microbatch", "any"]
 
-_READS_PARAMETERS = (Kind.F, Kind.I, Kind.B)
+_READS_PARAMETERS = (Kind.F, Kind.I, Kind.B, Kind.W)
 _WEIGHT_GRADIENT = (Kind.W, Kind.B)
 
 

@@ -30,12 +30,14 @@ from autoshard.compiler.pipeline import Pipeline
 from autoshard.dsl.load import load
 from autoshard.dsl.resolve import Resolved, resolve
 from autoshard.frontend import compile_plan
+from autoshard.ir.batch import share_leaves
 from autoshard.ir.capture import capture
 from autoshard.ir.facts import describe
 from autoshard.ir.invariants import CHECKERS
 from autoshard.ir.program import Level, Program
 from autoshard.ir.promote import promote
 from autoshard.mesh import Mesh
+from autoshard.model_facts import ModelFacts
 from autoshard.passes.lower_schedule import LowerSchedule
 from autoshard.passes.pipelines import default_pipeline
 from autoshard.proof.order import prove_program
@@ -46,8 +48,7 @@ from autoshard.testing.equivalence import (
     TOLERANCE,
     Difference,
     differences,
-    model_values,
-    split_over_dp,
+    held_values,
 )
 from autoshard.testing.lockstep import StepRecord, adamw, run_lockstep
 from autoshard.testing.models import Built, tiny_gpt
@@ -142,12 +143,9 @@ COVERED = {
 def run_cell(cell: Cell, *, prove: bool = True) -> Result:
     """Train by one cell and say what differs from plain PyTorch."""
     program, code = schedule_cell(cell)
-    built = _built(cell.num_stages, cell.tied)
-    values = model_values(built[0], program, torch.float64)
-    shares = split_over_dp(_batch(cell), cell.dp)
+    values, shares = values_of(cell, program), local_batches(cell)
     records = run_lockstep(program, values, [shares] * STEPS, max_norm=MAX_NORM, code=code)
-    expected = _reference(cell.num_stages, cell.tied, cell.microbatches * cell.dp)
-    worst = max(differences(records, expected), key=lambda d: d.error)
+    worst = max(differences(records, reference_of(cell)), key=lambda d: d.error)
     wrong = "" if worst.error <= TOLERANCE else f"{worst.what}: {worst.error:.1e}"
     if prove and not wrong:
         wrong = prove_program(program).message
@@ -162,6 +160,22 @@ def schedule_cell(cell: Cell) -> tuple[Program, Code]:
     LowerSchedule().run(program, PassContext(_resolved(cell)))
     CHECKERS["schedulable"](program)
     return program, code
+
+
+def values_of(cell: Cell, program: Program) -> dict[str, Tensor]:
+    """Return the model's first values in float64, by canonical name."""
+    return held_values(_built(cell.num_stages, cell.tied)[0], program, torch.float64)
+
+
+def local_batches(cell: Cell) -> list[dict[str, Tensor]]:
+    """Return the batch of each data parallel rank."""
+    batch = tiny_gpt(layers=1, batch=cell.microbatches * cell.dp, **SIZES)[1]
+    return share_leaves(batch, cell.dp)
+
+
+def reference_of(cell: Cell) -> tuple[StepRecord, ...]:
+    """Return what plain PyTorch computes in one process."""
+    return _reference(cell.num_stages, cell.tied, cell.microbatches * cell.dp)
 
 
 def unequal(results: Sequence[Result]) -> list[str]:
@@ -223,17 +237,13 @@ def _copy(program: Program, mesh: Mesh) -> Program:
 
 
 @cache
-def _facts(layers: int, tied: bool) -> object:
+def _facts(layers: int, tied: bool) -> ModelFacts:
     return describe(_built(layers, tied)[0])
 
 
 def _resolved(cell: Cell) -> Resolved:
     plan = load(Source("cell.plan", cell.plan)).require()
     return resolve(plan, _facts(cell.num_stages, cell.tied))
-
-
-def _batch(cell: Cell) -> dict[str, Tensor]:
-    return tiny_gpt(layers=1, batch=cell.microbatches * cell.dp, **SIZES)[1]
 
 
 @cache

@@ -18,7 +18,7 @@ from autoshard.diagnostics import RuntimeMismatchError
 from autoshard.mesh import Mesh
 from autoshard.ops.communicator import Work
 from autoshard.runtime.gloo import combine
-from autoshard.runtime.work import Ready, Transfer
+from autoshard.runtime.work import Clock, Ready, Transfer
 
 Members = tuple[int, ...]
 Finish = Callable[[list[torch.Tensor], int], torch.Tensor]  # (values by member, own place)
@@ -123,7 +123,7 @@ class Rendezvous:
     def __init__(self, hub: Hub, rank: int) -> None:
         """Join ``hub`` as ``rank``."""
         self._hub, self.rank, self.mesh = hub, rank, hub.mesh
-        self.device = torch.device("cpu")
+        self.device, self.clock = torch.device("cpu"), Clock()
 
     def index(self, axis: str) -> int:
         """Return this rank's coordinate along ``axis``."""

@@ -3,16 +3,21 @@
 The whole cross is `python -m autoshard.testing.pipelines`; this is its covering subset.
 """
 
+import gc
 from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from autoshard.diagnostics import RuntimeMismatchError, VerifyError
 from autoshard.ir.invariants import CHECKERS
 from autoshard.proof.order import prove_program
+from autoshard.runtime.batch import split_leaves
+from autoshard.runtime.executor import Executable
 from autoshard.schedule import SCHEDULES, Kind
 from autoshard.testing import pipelines
+from autoshard.testing.lockstep import run_ranks
 from autoshard.testing.pipelines import Cell, Result, cover, run_cell, schedule_cell, unequal
 
 CELLS = tuple(cover())
@@ -80,3 +85,25 @@ def test_lock_step_finds_the_same_deadlock(monkeypatch) -> None:
     monkeypatch.setattr(pipelines, "schedule_cell", lambda cell: (program, code))
     with pytest.raises(RuntimeMismatchError, match="deadlock"):
         run_cell(V_CELL)
+
+
+def tensors_after(steps: int) -> int:
+    """Return how many tensors are alive once all ranks have trained some steps."""
+    cell = Cell("zb_h2", 2, 3, 0, tied=False)
+    program, code = schedule_cell(cell)
+    (leaves,) = pipelines.local_batches(cell)
+
+    def train(exe: Executable) -> None:
+        parts = split_leaves(leaves, program.leaves, program.num_microbatches)
+        for index in range(steps):
+            exe.step(parts, index=index)
+
+    executables, _ = run_ranks(program, pipelines.values_of(cell, program), train, code)
+    assert [a for d in executables[0].trace for a in d.actions] == [*program.schedule.ranks[0]]
+    gc.collect()
+    return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+
+def test_nothing_is_left_of_a_step_but_gradients() -> None:
+    tensors_after(1)
+    assert tensors_after(2) == tensors_after(5)

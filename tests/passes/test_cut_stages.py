@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from autoshard.diagnostics import PlanError, VerifyError
 from autoshard.ir.graph_function import BATCH, BOUNDARY, PARAM, Port
@@ -106,6 +107,26 @@ def test_what_crosses_is_contiguous_on_both_sides() -> None:
 def test_a_wrong_cut_says_what_is_wrong(pipeline, stages: int, text: str) -> None:
     with pytest.raises(PlanError, match=re.escape(text)):
         cut(Gpt(), token_batch(), pipeline, stages)
+
+
+class Table(nn.Module):
+    """A large table that costs no flops to read, and three small layers that do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(400, WIDTH)
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, ids, target):
+        return (self.c(self.b(self.a(self.emb(ids)))) * target).sum()
+
+
+@pytest.mark.parametrize(("by", "first"), [("flops", ["a", "emb"]), ("params", ["emb"])])
+def test_auto_weighs_flops_or_parameters(by: str, first: list[str]) -> None:
+    batch = (torch.zeros(2, dtype=torch.long), torch.randn(2, WIDTH))
+    split = PipelineBlock(split=Call("auto", (), {"by": by}))
+    program = cut(Table(), batch, split, 2)
+    assert modules(program)[0] == first
 
 
 def test_check_staged_sees_a_value_that_nobody_sends() -> None:
