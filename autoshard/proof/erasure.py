@@ -20,7 +20,6 @@ from autoshard.ir.graph_function import (
     FLAT,
     FLAT_GRAD,
     FULL,
-    FULL_GRAD,
     GRAD,
     LOSS,
     OUTPUT,
@@ -84,7 +83,8 @@ class _Joined:
         self.values: dict[Port, int] = {}  # boundaries, tangents: by their own names
         self.saved: dict[Port, int] = {}
         self.made: dict[tuple[int, str], int] = {}  # stage, fqn -> gradient of a microbatch
-        self.flat: dict[tuple[int, str], int] = {}  # stage, bucket -> gradient, after R
+        self.flat: dict[tuple[int, str], int] = {}  # stage, bucket -> gradient of a microbatch
+        self.final: dict[tuple[int, str], int] = {}  # rank along pp, bucket -> gradient after R
         self.problems: list[str] = []
         self.unknown: set[Node] = set()  # whose placement is not known
 
@@ -113,7 +113,9 @@ class _Joined:
             self.reader.env[node] = self._input(port)
         self.reader.run(function.graph.nodes)
         for port, node in zip(function.outputs, function.results, strict=True):
-            if node is not None:
+            if node is not None and phase == "R":
+                self.final[self._rank(stage.index), port.name] = self.reader.env[node]
+            elif node is not None:
                 self._output(port, node)
 
     def _input(self, port: Port) -> int:
@@ -121,11 +123,8 @@ class _Joined:
             return self.saved[port]
         if port.kind in (BOUNDARY, TANGENT):
             return self.values[port]
-        key = self.stage.index, port.name
-        if port.kind == ACCUMULATED:
-            return self._packed(self._bucket(port.name))
-        if port.kind == FLAT_GRAD:
-            return self.flat.get(key) or self._packed(self._bucket(port.name))
+        if port.kind in (ACCUMULATED, FLAT_GRAD):
+            return self._packed(self.stage.index, self._bucket(port.name))
         return self.terms.make(port.kind, (), port.name)
 
     def _output(self, port: Port, node: Node) -> None:
@@ -136,7 +135,7 @@ class _Joined:
             self.values[port] = value
         elif port.kind == GRAD:
             self.made[self.stage.index, port.name] = value
-        elif port.kind in (FLAT_GRAD, FULL_GRAD):
+        elif port.kind == FLAT_GRAD:
             self.flat[self.stage.index, port.name] = value
         elif port.kind == FULL and value != self.terms.make(FLAT, (), port.name):
             self.problems.append(f"U gives out another value than bucket '{port.name}'")
@@ -144,19 +143,38 @@ class _Joined:
     def _bucket(self, name: str) -> Bucket:
         return next(bucket for bucket in self.program.buckets if bucket.name == name)
 
-    def _packed(self, bucket: Bucket) -> int:
-        """Return a bucket's gradient as the stage's phases made it; zeros where there is none."""
+    def _rank(self, stage: int) -> int:
+        schedule = self.program.schedule
+        return stage if schedule is None else schedule.stage_to_rank[stage]
+
+    def _packed(self, stage: int, bucket: Bucket) -> int:
+        """Return a bucket's gradient as the phases on the stage's rank made it, summed.
+
+        A parameter may be tied over several stages of a rank. Zeros where there is no gradient.
+        """
+        homes = [s for s in bucket.tied_stages if self._rank(s) == self._rank(stage)] or [stage]
+        made = [self._made_by(home, bucket) for home in homes]
+        packs = [self.terms.made[number] for number in made]
+        if len(made) == 1 or any(
+            p.op != PACK or len(p.children) != len(bucket.fqns) for p in packs
+        ):
+            return made[0]
+        columns = zip(*(pack.children for pack in packs), strict=True)
         zeros = self.terms.make(ZEROS)
-        parts = (self.made.get((self.stage.index, fqn), zeros) for fqn in bucket.fqns)
-        return self.terms.make(PACK, parts)
+        sums = (zeros if (total := self._sum(c)) is None else total for c in columns)
+        return self.terms.make(PACK, sums)
+
+    def _made_by(self, stage: int, bucket: Bucket) -> int:
+        """Return what one stage made of a bucket's gradient, reduced already or not."""
+        zeros = self.terms.make(ZEROS)
+        parts = (self.made.get((stage, fqn), zeros) for fqn in bucket.fqns)
+        reduced = self.flat.get((stage, bucket.name))
+        return self.terms.make(PACK, parts) if reduced is None else reduced
 
     def gradient(self, stage: int, bucket: Bucket) -> int:
-        """Return the final gradient of a bucket in one of the stages that store it."""
-        found = self.flat.get((stage, bucket.name))
-        if found is None:
-            self.stage = self.program.stages[stage]
-            found = self._packed(bucket)
-        return found
+        """Return the final gradient of a bucket on the rank of a stage that stores it."""
+        found = self.final.get((self._rank(stage), bucket.name))
+        return self._packed(stage, bucket) if found is None else found
 
     def parts(self, stage: int, bucket: Bucket) -> dict[str, int | None]:
         """Return parameter -> its final gradient, None where that is zero."""
@@ -197,14 +215,8 @@ class _Joined:
 
     def _tied(self, reader: Reader, node: Node) -> Value:
         """The sum over the stages that tie a bucket is taken once all of them are read."""
-        ranks = self.program.schedule.stage_to_rank if self.program.schedule else None
-        members = set(node.args[2])
-        stages = tuple(
-            s.index
-            for s in self.program.stages
-            if (s.index if ranks is None else ranks[s.index]) in members
-            and any(s.index in b.tied_stages for b in self.program.buckets)
-        )
+        first = {self._rank(s.index): s.index for s in reversed(self.program.stages)}
+        stages = tuple(first[rank] for rank in node.args[2] if rank in first)
         return self.terms.make(TIED, (reader.env[node.args[0]],), stages)
 
     def _shapes(self, node: Node) -> tuple[Shape | None, ...]:

@@ -1,6 +1,6 @@
 """Train a tiny GPT by every schedule, in lock step in float64, beside plain PyTorch.
 
-    python -m autoshard.testing.pipelines [--quick] [--pp P] [--json]
+    python -m autoshard.testing.pipelines [--quick] [--pp P] [--zero Z] [--json]
 
 The cross: schedules x {2, 3, 4} pipeline ranks x {1 .. 8} micro-batches x ZeRO {0 .. 3} x {untied,
 tied}, with two data parallel ranks above ZeRO 0. For each: loss, every gradient, the norm and the
@@ -16,7 +16,7 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -114,10 +114,10 @@ class Result:
     records: tuple[StepRecord, ...] = field(default=(), repr=False)
 
 
-def cross(pipelines: Iterable[int] = (2, 3, 4)) -> Iterator[Cell]:
+def cross() -> Iterator[Cell]:
     """Yield every cell; those that share a compilation stand together."""
     counts = range(1, 9)
-    for pp, zero, tied, name in product(pipelines, range(4), (False, True), SCHEDULES):
+    for pp, zero, tied, name in product((2, 3, 4), range(4), (False, True), SCHEDULES):
         yield from (Cell(name, pp, count, zero, tied) for count in counts)
 
 
@@ -271,10 +271,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the subset that the tests run")
     parser.add_argument("--pp", type=int, help="only this number of pipeline ranks")
+    parser.add_argument("--zero", type=int, help="only this ZeRO stage")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     pipelines = (args.pp,) if args.pp else (2, 3, 4)
-    cells = [c for c in (cover() if args.quick else cross(pipelines)) if c.pp in pipelines]
+    stages = range(4) if args.zero is None else (args.zero,)
+    chosen = cover() if args.quick else cross()
+    cells = [cell for cell in chosen if cell.pp in pipelines and cell.zero in stages]
     start = time.perf_counter()
     results = [run_cell(cell) for cell in cells]
     odd = unequal(results)

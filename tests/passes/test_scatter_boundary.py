@@ -7,8 +7,8 @@ import torch
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import BOUNDARY
 from autoshard.ops import collectives
-from autoshard.proof.order import prove_program
-from autoshard.proof.types import check_types
+from autoshard.proof.static import static_rows
+from autoshard.proof.verdict import Status
 from autoshard.testing.plans import TENSOR_RULES
 from tests.bank.equal import assert_equal, finding, is_call, read, tamper, toy
 from tests.bank.models import SkipToy, rows
@@ -49,10 +49,12 @@ def test_auto_leaves_small_values_whole_and_says_so() -> None:
     assert any("2 KiB sent whole: below 1 MiB" in text for text in said)
 
 
-def test_types_and_order_are_proved_with_the_gathers() -> None:
-    program = compiled("on").program
-    found = check_types(program)
-    assert found.wrong == [] and prove_program(program).ok
+def test_types_erasure_and_order_are_proved_with_the_gathers() -> None:
+    made = compiled("on")
+    rows = static_rows(made.program, made.plain)
+    assert [(row.link, row.status) for row in rows] == [
+        (link, Status.PROVED) for link in ("types", "erasure", "order")
+    ]
 
 
 def test_a_part_that_skips_a_stage_is_handed_on_as_it_came() -> None:
