@@ -45,11 +45,7 @@ def run(args: argparse.Namespace) -> int:
         print(_pass_text(args, plan))
         return 0
     compiled = _compile(args, plan)
-    print(
-        _as_json(compiled.program, compiled.resolved.plan.zero.stage == 3)
-        if args.json
-        else _report(args, compiled)
-    )
+    print(_as_json(compiled) if args.json else _report(args, compiled))
     return 0
 
 

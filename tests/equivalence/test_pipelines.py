@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 
+from autoshard.cost.choices import gather_choices
 from autoshard.diagnostics import RuntimeMismatchError, VerifyError
 from autoshard.ir.invariants import CHECKERS
 from autoshard.proof.order import prove_program
@@ -107,3 +108,13 @@ def tensors_after(steps: int) -> int:
 def test_nothing_is_left_of_a_step_but_gradients() -> None:
     tensors_after(1)
     assert tensors_after(2) == tensors_after(5)
+
+
+def test_gathering_once_a_step_or_in_every_phase_is_told_with_its_cost() -> None:
+    program, _ = schedule_cell(Cell("1f1b", 4, 5, 3, tied=True))
+    kept, again = gather_choices(program)[:2]
+    assert (kept.stage, kept.is_chosen, again.is_chosen) == (0, False, True)
+    assert kept.parameter_bytes > again.parameter_bytes
+    assert kept.gradient_bytes == 2 * again.gradient_bytes
+    assert again.gathered_bytes >= 5 * kept.gathered_bytes
+    assert again.reduced_bytes == 5 * kept.reduced_bytes

@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 
+from autoshard.cost.choices import boundary_choices
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import BOUNDARY
 from autoshard.ops import collectives
@@ -41,6 +42,13 @@ def test_each_rank_sends_its_part_and_the_gradient_comes_back_in_parts() -> None
     assert crossing("off") == (1, 16, 32) and crossing("on") == (1, 8, 32)
     text = plan("on", more=", schedule = zbv, virtual_stages = 2")
     assert_equal(toy(batch=2, dropout=0.1), text, steps=1, plain=False)
+
+
+def test_both_ways_are_told_whichever_is_chosen() -> None:
+    for scatter in ("on", "off"):
+        (row,) = boundary_choices(compiled(scatter).program)
+        assert (row.whole_sent, row.part_sent, row.part_gathered) == (2048, 1024, 1024)
+        assert row.is_in_parts == (scatter == "on")
 
 
 def test_auto_leaves_small_values_whole_and_says_so() -> None:
