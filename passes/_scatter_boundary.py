@@ -29,9 +29,16 @@ PAYS_BYTES = 1 << 20  # below, one more collective costs more than the bytes it 
 class BoundaryScatter:
     """Rewrites both sides of stage boundaries as the plan's `scatter_boundary` says."""
 
-    def __init__(self, program: Program, choice: str, span: Span | None, pass_name: str) -> None:
-        """Take the plan's word, `auto`, `on` or `off`, and its place."""
-        self._size = program.mesh.size(AXIS)
+    def __init__(
+        self,
+        program: Program,
+        ranks: Sequence[int],
+        choice: str,
+        span: Span | None,
+        pass_name: str,
+    ) -> None:
+        """Take the plan's word, `auto`, `on` or `off`, its place, and the rank of every stage."""
+        self._size, self._ranks = program.mesh.size(AXIS), ranks
         self._choice, self._span, self._pass = choice, span, pass_name
 
     def run(self, stages: Sequence[Stage], ctx: PassContext) -> None:
@@ -39,6 +46,8 @@ class BoundaryScatter:
         if self._size == 1 or self._choice == "off":
             return
         for left, right in pairwise(stages):
+            if self._ranks[left.index] == self._ranks[right.index]:
+                continue  # handed over in memory
             for name, value in left.forward.named_results(BOUNDARY).items():
                 self._consider(left, right, name, value, ctx)
 

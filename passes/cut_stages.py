@@ -71,7 +71,8 @@ class CutStages(Pass):
         if program.forward is None:
             return
         plan = ctx.resolved.plan
-        count = len(stage_ranks(ctx.resolved))
+        ranks = stage_ranks(ctx.resolved)
+        count = len(ranks)
         split = (plan.pipeline.split, count, plan.span("pipeline.split"))
         cuts = find_cuts(program.forward, *split)
         layout = _Layout(program.forward, cuts)
@@ -81,7 +82,7 @@ class CutStages(Pass):
         program.stages = _divide(program.forward, cuts)
         program.forward = None
         choice, place = plan.pipeline.scatter_boundary, plan.span("pipeline.scatter_boundary")
-        BoundaryScatter(program, choice, place, self.name).run(program.stages, ctx)
+        BoundaryScatter(program, ranks, choice, place, self.name).run(program.stages, ctx)
         _note_homes(program)
         _report(program, cuts, ctx)
 

@@ -50,11 +50,13 @@ class GatherChoice:
 
 def boundary_choices(program: Program) -> tuple[BoundaryChoice, ...]:
     """Return both ways for every float value that all tensor-parallel ranks hold."""
-    size = program.mesh.size(TP)
-    if size == 1:
+    size, schedule = program.mesh.size(TP), program.schedule
+    if size == 1 or schedule is None:
         return ()
-    found = []
+    ranks, found = schedule.stage_to_rank, []
     for left, right in pairwise(program.stages):
+        if ranks[left.index] == ranks[right.index]:
+            continue
         for name, node in left.phases["F"].named_results(BOUNDARY).items():
             place = info(right.phases["F"].node(BOUNDARY, name)).placement(TP)
             is_in_parts = isinstance(place, Shard) and _is_cut(left, name, node)
