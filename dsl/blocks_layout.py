@@ -134,7 +134,7 @@ TENSOR = BlockSpec(
             "rowwise",
             "split the inputs of a layer and sum its outputs",
             (
-                SettingSpec("split_input", Flag(), "split an input that comes in whole", False),
+                SettingSpec("split_input", Flag(), "split an input that comes in whole"),
                 SettingSpec("parts", Parts(), "how a weight with packed inputs is divided", False),
                 PAD,
             ),
@@ -156,8 +156,8 @@ TENSOR = BlockSpec(
                 SettingSpec(
                     "grad",
                     Enum(("sum",)),
-                    "sum the gradient, for a weight in a split region: a norm of each head, say",
-                    False,
+                    "sum the gradient, for a weight in a split region (a norm of each head, say); "
+                    "where it is needed it is summed anyway",
                 ),
             ),
             synonyms=("replicated", "NoParallel", "none"),

@@ -53,7 +53,9 @@ class Checker:
         if dim is None or self.tp == 1:
             return
         packing = self.facts.packed.get(target.path)
-        is_plain = rule.style.name == "colwise" and "parts" not in rule.style.options
+        # Outputs that are gathered at once may be cut anywhere.
+        options = rule.style.options.keys() & {"parts", "gather"}
+        is_plain = rule.style.name == "colwise" and not options
         if is_plain and packing is not None and packing.layout == "concatenated":
             yield self._packed(rule, target, packing)
             return
@@ -218,7 +220,10 @@ class Checker:
         for names in self.facts.ties:
             splits = {name: self._split_of(name, winners) for name in names}
             ruled = [name for name in names if splits[name] is not None]
-            other = next((n for n in names if ruled and splits[n] != splits[ruled[0]]), None)
+            # A bias follows the layer that adds it, whoever else holds it.
+            is_bias = len(self.facts.params[names[0]].shape) == 1
+            asked = [n for n in names if self._rule_of(n, winners)[0]] if is_bias else names
+            other = next((n for n in asked if ruled and splits[n] != splits[ruled[0]]), None)
             if other is not None:
                 yield self._tie_fault(ruled[0], other, winners)
 

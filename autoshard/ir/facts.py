@@ -32,6 +32,8 @@ ROLES: Mapping[Role, tuple[str, ...]] = {
 CONCATENATED = ("c_attn", "qkv_proj", "qkv", "wqkv", "in_proj", "attn_qkv", "c_qkv")
 # These keep q, k and v of a head beside each other, so an even split gives whole heads.
 INTERLEAVED = ("query_key_value",)
+# Attentions whose layer has a name of the first kind and outputs of the second.
+INTERLEAVED_IN = ("CodeGenAttention",)
 PROJECTIONS = {*CONCATENATED, *INTERLEAVED, *(name for names in ROLES.values() for name in names)}
 
 
@@ -58,7 +60,8 @@ def describe(model: nn.Module) -> ModelFacts:
         if own is None:
             continue
         for name, child in module.named_children():
-            _note_projection(_join(path, name), name, child, own, packed, projections)
+            inside = type(module).__name__ in INTERLEAVED_IN and name in CONCATENATED
+            _note_projection(_join(path, name), name, child, own, packed, projections, inside)
     return ModelFacts(
         class_name=type(model).__name__,
         modules=tuple(_module(path, part, homes) for path, part in model.named_modules()),
@@ -163,6 +166,7 @@ def _note_projection(
     heads: Heads,
     packed: dict[str, Packing],
     projections: dict[str, Projection],
+    interleaved: bool,
 ) -> None:
     """Note a layer that computes heads, where its width agrees with its name."""
     weight = getattr(layer, "weight", None)
@@ -170,9 +174,9 @@ def _note_projection(
         return
     width = weight.shape[0 if _kind(layer) == "linear" else 1]
     parts = (heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim)
-    if width == sum(parts) and name in CONCATENATED:
+    if width == sum(parts) and name in CONCATENATED and not interleaved:
         packed[path] = Packing("concatenated", parts)
-    elif width == sum(parts) and name in INTERLEAVED:
+    elif width == sum(parts) and (interleaved or name in INTERLEAVED):
         packed[path] = Packing("interleaved", parts)
     for role, names in ROLES.items():
         count = heads.query if role == "query" else heads.kv

@@ -109,6 +109,7 @@ class Program:
             params=self.params.clone(),
             forward=None if self.forward is None else self.forward.clone(),
             prelude=None if self.prelude is None else self.prelude.clone(),
+            constants=dict(self.constants),
             stages=[],
             holds=set(self.holds),
             journal=list(self.journal),

@@ -32,6 +32,8 @@ def source_placement(
     saved: Mapping[str, Value],
 ) -> Value:
     """Return the placement of an input, None when it is not known."""
+    if port.name in program.constants:
+        return REPLICATE
     if port.kind in (PARAM, BUFFER):
         return _param_placement(program.params[port.name], axis)
     if port.kind == BATCH:

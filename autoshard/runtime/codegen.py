@@ -24,6 +24,8 @@ from autoshard.ops.library import bound
 
 Compiled = Callable[..., tuple]  # compiled(comm, args) -> outputs; clears args
 
+# A kernel may lay its result out in another way than its fake: a view of that is then a copy.
+RUN_AS = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 _files = itertools.count()
 
 
@@ -92,11 +94,12 @@ class _Writer:
     def _call(self, node: Node) -> str:
         if node.target is operator.getitem:
             return f"{self._value(node.args[0])}[{node.args[1]!r}]"
-        call, takes_comm = bound(node.target, self.kernels)
+        target = RUN_AS.get(node.target, node.target)
+        call, takes_comm = bound(target, self.kernels)
         values = ["comm"] if takes_comm else []
         values += [self._value(arg) for arg in node.args]
         values += [f"{key}={self._value(arg)}" for key, arg in node.kwargs.items()]
-        hint = str(node.target)
+        hint = str(target)
         if hint.startswith("autoshard."):
             hint = hint.split(".")[1]
         return f"{self._bind(call, hint)}({', '.join(values)})"

@@ -217,11 +217,16 @@ def _slice(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 
 def _bounds(call: Call, extent: int) -> tuple[int, int]:
+    """Return where a slice starts and stops in the whole dimension.
+
+    The length of the output tells whether the literals speak of the whole or of one rank's part.
+    """
     if call.op is aten.narrow.default:
-        start = call["start"] % extent
-        return start, start + call["length"]
-    start, stop, _ = slice(call["start"], call["end"]).indices(extent)
-    return start, stop
+        start, stop = call["start"] % extent, call["start"] % extent + call["length"]
+    else:
+        start, stop, _ = slice(call["start"], call["end"]).indices(extent)
+    scale = call.outs[0][call.dim()] // max(stop - start, 1)
+    return (start * scale, stop * scale) if scale == call.size else (start, stop)
 
 
 def _select(call: Call, ins: tuple[Placement, ...]) -> Choice:
