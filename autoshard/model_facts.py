@@ -84,6 +84,33 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Propose how to split one parameter over tp; found by following the graph, not names."""
+
+    param: str  # its canonical fully qualified name
+    style: Literal["colwise", "rowwise", "vocab"]
+    parts: tuple[int, ...] = ()  # of the outputs of a packed weight
+    pad: int = 0  # rows: the multiple per rank that a vocabulary is padded to
+    why: str = ""  # "attention", "elementwise", "vocabulary": what lies between the pair
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Name a matrix that stays whole, and why."""
+
+    param: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Hold what a captured graph says of tensor parallelism."""
+
+    splits: tuple[Split, ...] = ()
+    whole: tuple[Whole, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Describe a model: every module in order (the root has the path ``""``), ties and heads."""
 

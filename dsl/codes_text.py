@@ -234,4 +234,9 @@ TEXT_PAGES: Mapping[str, Page] = {
         "h.[0..12]: full",
         "h.[0..11]: full",
     ),
+    "AS216": Page(
+        "a rule of the model's own plan that is not taken over",
+        "A warning of `use transformers.tp_plan`: the layer stays whole on every rank (experts, "
+        "routers), or needs no rule here because sums follow from the other styles.",
+    ),
 }

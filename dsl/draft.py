@@ -1,41 +1,117 @@
-"""Draft a plan for a model: rules guessed from its layers, or taken from Hugging Face's tp_plan.
+"""Draft a plan: rules found in the captured graph, or taken from Hugging Face's tp_plan.
 
-A guess to start from, not a search: people review it, `plan check` checks it.
+Where a model can't be captured they are guessed from the names and shapes of its layers. It is a
+draft to start from, not a search: people review it, `plan check` checks it.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES
+from autoshard.dsl.draft_rules import pattern_of, proposed_rules
+from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES, HF_WHOLE
+from autoshard.dsl.globs import Glob
 from autoshard.dsl.nodes import quoted
 from autoshard.dsl.printer import show_style
 from autoshard.dsl.schema import BLOCK
-from autoshard.model_facts import ModelFacts, ModuleFacts
+from autoshard.model_facts import ModelFacts, ModuleFacts, Proposal
 from autoshard.plan import Style
 from autoshard.units import show_count
 
 LAYERS = ("linear", "conv1d")
 TP_SIZES = (8, 4, 2, 1)  # at most the ranks of one machine, by custom
+BYTES_PER_PARAM = 16  # weights, gradients and AdamW's state in float32
+FITS = 40 * 2**30  # bytes of these on one device: half of a common one, the rest is activations
+IN_FLIGHT = 4  # micro-batches for each stage, so that the bubble is small
+PLANNED = ("experts",)  # styles that don't run yet
+UNKNOWN = "no counterpart here yet"
 ZERO = "zero { stage = 1 }  # share the optimizer's state over dp"
 
 
-def draft(facts: ModelFacts, world_size: int | None, origin: str) -> str:
-    """Return plan text; `origin` is `shapes` or `hf`."""
-    tp = _tp(facts, world_size)
-    dp = world_size // tp if world_size else "auto"
-    rules = list(_hf_rules(facts) if origin == "hf" else _guessed(facts, tp))
+@dataclass(frozen=True)
+class Degrees:
+    """Hold how many ranks each axis gets; dp is `auto` while the processes aren't counted."""
+
+    tp: int
+    pp: int = 1
+    dp: int | str = 1
+
+
+def draft(
+    facts: ModelFacts,
+    world_size: int | None,
+    origin: str,
+    proposal: Proposal | None = None,
+    samples: int = 1,
+    note: str = "",
+) -> str:
+    """Return plan text; `origin` is `shapes` or `hf`.
+
+    `proposal` is what the captured graph says (for `shapes`), `samples` the rows of the example
+    batch, `note` a line to put at the top.
+    """
+    degrees = choose_degrees(facts, world_size)
+    if origin == "hf":
+        rules = list(_hf_rules(facts))
+    elif proposal is not None:
+        rules = list(proposed_rules(facts, proposal))
+    else:
+        rules = list(_guessed(facts, degrees.tp))
+    micro = 1 if degrees.pp == 1 else IN_FLIGHT * degrees.pp
     return "\n".join(
         [
             "autoshard 1",
             f"# {facts.class_name}, {show_count(facts.num_params)} parameters: a draft to edit.",
+            *([f"# {note}"] if note else []),
             "",
-            f"mesh {{ dp = {dp}, tp = {tp} }}",
+            _mesh(degrees),
             "",
-            "batch { micro_batch_size = 1, num_microbatches = 1 }",
+            f"batch {{ micro_batch_size = {samples}, num_microbatches = {micro} }}",
             "",
             *(["tensor {", *(f"  {rule}" for rule in rules), "}", ""] if rules else []),
-            *([ZERO, ""] if dp != 1 else []),
+            *([_pipeline(facts), ""] if degrees.pp > 1 else []),
+            *([ZERO, ""] if degrees.dp != 1 else []),
         ]
     )
+
+
+def choose_degrees(facts: ModelFacts, world_size: int | None) -> Degrees:
+    """Return how to use the processes: tp within a machine, pp where that isn't enough, dp else.
+
+    tp is the largest size that divides heads and processes; pp grows until a rank's part of the
+    model fits, at most one stage a block.
+    """
+    tp = _tp(facts, world_size)
+    if world_size is None:
+        return Degrees(tp, 1, "auto")
+    rest, pp = world_size // tp, 1
+    blocks = max((count for _, count in blocks_of(facts)), default=1)
+    while facts.num_params * BYTES_PER_PARAM / (tp * pp) > FITS:
+        larger = next((n for n in range(pp + 1, rest + 1) if rest % n == 0), pp)
+        if larger == pp or larger > blocks:
+            break
+        pp = larger
+    return Degrees(tp, pp, rest // pp)
+
+
+def blocks_of(facts: ModelFacts) -> list[tuple[str, int]]:
+    """Return a glob and a count for each list of blocks that is in no other one."""
+    found: dict[str, int] = {}
+    for path in facts.by_path:
+        head, _, last = path.rpartition(".")
+        if last.isdecimal() and not any(part.isdecimal() for part in head.split(".")):
+            glob = f"{head}.*" if head else "*"
+            found[glob] = found.get(glob, 0) + 1
+    return [(glob, count) for glob, count in found.items() if count > 1]
+
+
+def _mesh(degrees: Degrees) -> str:
+    pp = f"pp = {degrees.pp}, " if degrees.pp > 1 else ""
+    return f"mesh {{ {pp}dp = {degrees.dp}, tp = {degrees.tp} }}"
+
+
+def _pipeline(facts: ModelFacts) -> str:
+    globs = ", ".join(quoted(glob) for glob, _ in blocks_of(facts))
+    return f"pipeline {{ split = even({globs}), schedule = 1f1b }}"
 
 
 def _tp(facts: ModelFacts, world_size: int | None) -> int:
@@ -47,12 +123,13 @@ def _tp(facts: ModelFacts, world_size: int | None) -> int:
 
 def _hf_rules(facts: ModelFacts) -> Iterator[str]:
     for glob, name in facts.hf_tp_plan.items():
-        if name in HF_STYLES:
+        if name in HF_STYLES and HF_STYLES[name][0] not in PLANNED:
             style, options = HF_STYLES[name]
-            yield f"{quoted(glob)}: {show_style(BLOCK['tensor'], Style(style, options))}"
+            matched = any(Glob(glob).matches(path) for path in (*facts.by_path, *facts.params))
+            rule = f"{quoted(glob)}: {show_style(BLOCK['tensor'], Style(style, options))}"
+            yield rule if matched else f"optional {rule}"
         else:
-            reason = HF_REFUSED.get(name, "no counterpart here yet")
-            yield f"# {glob}: {name} has {reason}"
+            yield f"# {glob}: {name}: {HF_WHOLE.get(name) or HF_REFUSED.get(name, UNKNOWN)}"
 
 
 def _guessed(facts: ModelFacts, tp: int) -> Iterator[str]:
@@ -61,8 +138,7 @@ def _guessed(facts: ModelFacts, tp: int) -> Iterator[str]:
     for module in facts.modules:
         style = _style(facts, module, tp)
         if style is not None:
-            pattern = ".".join("*" if s.isdecimal() else s for s in module.path.split("."))
-            rules.setdefault(pattern, show_style(BLOCK["tensor"], style))
+            rules.setdefault(pattern_of(module.path), show_style(BLOCK["tensor"], style))
     return (f"{quoted(pattern)}: {style}" for pattern, style in rules.items())
 
 

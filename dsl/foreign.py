@@ -20,10 +20,20 @@ HF_STYLES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "replicate": ("replicate", {}),
     "local_params": ("replicate", {}),
     "replicated_with_grad_allreduce": ("replicate", {"grad": "sum"}),
+    "mla_kv_a_proj": ("replicate", {}),  # their gradients are summed where they must be anyway
+}
+# What `use transformers.tp_plan` leaves whole on every rank: right, and said as a warning.
+HF_WHOLE: Mapping[str, str] = {
+    "grouped_gemm": "experts aren't split yet: they stay whole on every rank",
+    "moe_tp_experts": "experts aren't split yet: they stay whole on every rank",
+    "ep_dispatch_experts": "experts aren't split yet: they stay whole on every rank",
+    "ep_router": "the router stays whole on every rank",
+    "moe_identity_expert": "identity experts stay on every rank",
+    "all_reduce": "sums are derived from the styles of the layers before",
+    "sequence_parallel": "norms stay whole; `sequence_parallel = on` splits what they compute on",
 }
 # Those without a counterpart here, and what to do instead.
 HF_REFUSED: Mapping[str, str] = {
-    "mla_kv_a_proj": "drop this rule: the compressed key/value layer stays whole on every rank",
     "all_reduce": "drop this rule: sums are derived from the styles of the layers before",
     "moe_identity_expert": "drop this rule: identity experts stay on every rank",
     "sequence_parallel": "write `sequence_parallel = on` in `tensor`",

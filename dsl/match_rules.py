@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autoshard.diagnostics import Diagnostic, Label, Severity
-from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES
+from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES, HF_WHOLE
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.printer import show_style
 from autoshard.dsl.schema import BLOCK
@@ -51,7 +51,9 @@ def with_used(plan: Plan, facts: ModelFacts | None) -> tuple[list[Rule], list[Di
     for use in reversed(plan.tensor.uses):
         taken: list[Rule] = []
         for glob, style in facts.hf_tp_plan.items() if facts else ():
-            if style in HF_STYLES:
+            if style in HF_WHOLE:
+                found.append(_left_whole(glob, style, use.span))
+            elif style in HF_STYLES:
                 name, options = HF_STYLES[style]
                 taken.append(Rule(glob, Style(name, dict(options)), "optional", use.span))
             else:
@@ -159,6 +161,11 @@ def _refused(glob: str, style: str, span: Span | None) -> Diagnostic:
     help = "write the rules out (`autoshard plan init --from hf`) and then "
     why = HF_REFUSED.get(style, "leave this one out")
     return Diagnostic("AS212", message, span, f"the model gives it to `{glob}`", (help + why,))
+
+
+def _left_whole(glob: str, style: str, span: Span | None) -> Diagnostic:
+    message = f"Hugging Face's style `{style}` of `{glob}` is not taken over"
+    return Diagnostic("AS216", message, span, HF_WHOLE[style], severity=Severity.WARNING)
 
 
 def _no_plan(facts: ModelFacts, span: Span | None) -> Diagnostic:

@@ -157,6 +157,21 @@ def test_init_drafts_a_plan_that_checks(capsys: pytest.CaptureFixture) -> None:
     assert "AS205" in capsys.readouterr().err
 
 
+def test_init_follows_what_the_model_computes_where_there_is_a_batch(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    arguments = ["--model", "autoshard.testing.models:tiny_gpt", "--world", "16"]
+    assert main(["plan", "init", *arguments]) == 0
+    text = capsys.readouterr().out
+    said = " ".join(text.split())
+    assert "mesh { dp = 2, tp = 8 }" in text
+    assert "micro_batch_size = 4" in text
+    assert "h.*.attn.qkv: colwise(parts=3)" in said
+    assert "# attention: whole heads on each rank" in text
+    Path("draft.plan").write_text(text)
+    assert main(["plan", "check", "draft.plan", *arguments]) == 0
+
+
 def test_doc_prints_one_block_or_all(capsys: pytest.CaptureFixture) -> None:
     assert main(["plan", "doc", "zero"]) == 0
     assert capsys.readouterr().out.startswith("## zero\n")

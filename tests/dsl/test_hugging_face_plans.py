@@ -7,9 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
+from autoshard.diagnostics import Severity
+from autoshard.dsl.draft import draft
 from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES
 from autoshard.dsl.load import load
+from autoshard.dsl.resolve import examine
+from autoshard.ir.facts import describe
+from autoshard.model_facts import ModelFacts
 from autoshard.source import Source
 
 NAMES = ("base_model_tp_plan", "base_model_ep_plan", "_tp_plan", "_ep_plan")
@@ -57,3 +63,33 @@ def test_every_style_that_transformers_knows_is_read_or_refused_by_name() -> Non
     parallel = pytest.importorskip("transformers.integrations.tensor_parallel")
     known = set(parallel.ALL_PARALLEL_STYLES.keys())
     assert known - set(HF_STYLES) - set(HF_REFUSED) == set()
+
+
+FAMILIES = ("llama", "qwen3", "mistral", "phi3", "gemma2", "mixtral")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_draft_from_their_own_plan_checks_and_splits_most_of_the_model(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from autoshard.testing.coverage.configs import shrink
+
+    defaults = transformers.AutoConfig.for_model(family).to_dict()
+    config = transformers.AutoConfig.for_model(family, **shrink(family, "causal", defaults))
+    with torch.device("meta"):
+        facts = describe(transformers.AutoModelForCausalLM.from_config(config))
+    loaded = load(Source("draft", draft(facts, 4, "hf")))
+    examined = examine(loaded.require(), facts, 4)
+    assert not examined.errors
+    assert examined.resolved.mesh.size("tp") == 2
+    assert not examined.resolved.not_executable
+    assert len(examined.resolved.tensor) >= 8
+    is_mixed = any("experts" in glob for glob in facts.hf_tp_plan)
+    assert is_mixed == ("they stay whole on every rank" in draft(facts, 4, "hf"))
+
+
+def test_using_their_plan_leaves_experts_whole_with_a_warning() -> None:
+    facts = ModelFacts("M", (), hf_tp_plan={"h.*.experts": "moe_tp_experts"})
+    plan = load(Source("p", "autoshard 1\ntensor { use transformers.tp_plan }\n")).require()
+    (found,) = [d for d in examine(plan, facts).diagnostics if d.code == "AS216"]
+    assert found.severity is Severity.WARNING
+    assert "stay whole" in found.label

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from autoshard.dsl.load import load_file
+from autoshard.dsl.resolve import examine
+from autoshard.ir.facts import describe
 from tests.examples.loading import EXAMPLES
 
 PLANS = sorted(EXAMPLES.rglob("*.plan"))
@@ -29,6 +32,18 @@ def test_the_plans_that_other_pages_name_exist(kind: str) -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("gpt/plans/*.plan")), ids=plan_name)
 def test_a_gpt_plan_trains_on_the_same_global_batch_as_plain_pytorch(path: Path) -> None:
     assert load_file(path).require().batch.global_batch_size == 16
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("plans/families/*.plan")), ids=plan_name)
+def test_a_family_plan_fits_the_model_in_its_default_size(path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind = path.read_text(encoding="utf-8").partition("(")[2].partition(" ")[0]
+    config = transformers.AutoConfig.for_model(path.stem)
+    with torch.device("meta"):
+        facts = describe(getattr(transformers, kind).from_config(config))
+    examined = examine(load_file(path).require(), facts, 4)
+    assert examined.errors == ()
+    assert len(examined.resolved.tensor) >= 8  # BLOOM's default has two blocks only
 
 
 def test_bloom_is_laid_out_as_it_was_trained() -> None:
