@@ -14,6 +14,7 @@ ONLY_STAGE_3 = (
     "param_persistence_threshold",
     "offload_params",
 )
+WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes
 ONE_STAGE_PER_RANK = ("gpipe", "1f1b", "zb_h1", "zb_h2", "zb_2p")
 TWO_STAGES_PER_RANK = ("zbv", "dualpipev")
 ZERO_BUBBLE = ("zb_h1", "zb_h2", "zb_2p", "zbv", "dualpipev")
@@ -41,6 +42,11 @@ def _precision(plan: Plan, fitted: Fitted) -> Iterator[Diagnostic]:
         help = (f"add `loss_scale = dynamic`, or use `{half[0]} = bf16`",)
         span = plan.span(f"precision.{half[0]}")
         yield Diagnostic("AS501", "fp16 needs a loss scale", span, "range is +-65504", help)
+    if WIDTH[precision.master] < WIDTH[precision.params]:
+        message = f"`master = {precision.master}` is narrower than `params = {precision.params}`"
+        help = (f"`master = {precision.params}`, or leave it at fp32",)
+        span = plan.span("precision.master")
+        yield Diagnostic("AS503", message, span, "the optimizer would lose digits", help)
     if precision.loss_scale is not None and not half:
         message = "`loss_scale` has no effect without fp16"
         label = f"params are {precision.params}"

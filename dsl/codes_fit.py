@@ -131,6 +131,13 @@ FIT_PAGES: Mapping[str, Page] = {
         "a loss scale without fp16",
         "A warning: bf16 and fp32 have the range that makes a scale needless.",
     ),
+    "AS503": Page(
+        "the master copy is narrower than the parameters",
+        "`master` is what the optimizer updates and what is saved: it must hold at least what "
+        "layers compute with.",
+        "precision { params = fp32, master = bf16 }",
+        "precision { params = bf16, master = fp32 }",
+    ),
     "AS601": Page(
         "planned, not executable yet",
         "The language is ahead of this version: `plan check` and `inspect` accept the setting and "

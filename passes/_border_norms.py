@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
+from autoshard.ir.buckets import cast
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.node_info import info
+from autoshard.ir.precision import HALVES
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops import add_layer_norm as _layer_norm  # noqa: F401  (registers the op)
 from autoshard.ops import add_rms_norm as _rms_norm  # noqa: F401
@@ -54,9 +56,7 @@ def _take_apart(rewriter: Rewriter, node: Node) -> Node | None:
         x = _dropped(rewriter, node, like=like)
         total = rewriter.call(aten.add.Tensor, x, residual, like=like, placements=placements)
     with rewriter.before(node):
-        width = [total.meta["val"].shape[-1]]
-        args = (total, width, *_parameters(node))
-        norm = rewriter.call(_NORMS[node.target], *args, like=node, placements=placements)
+        norm = _plain_norm(rewriter, node, total)
     for index, new in ((0, norm), (1, total)):
         if index in items:
             rewriter.replace(items[index], new)
@@ -82,3 +82,18 @@ def _dropped(rewriter: Rewriter, node: Node, like: Node) -> Node:
     if bias is not None:
         x = rewriter.call(aten.add.Tensor, x, bias, like=like)
     return rewriter.call(dropout, x, *place, like=like)
+
+
+def _plain_norm(rewriter: Rewriter, node: Node, total: Node) -> Node:
+    """Return the norm of ``total``, with statistics in float32 as the fused op has them."""
+    dtype, rest = total.meta["val"].dtype, _parameters(node)
+    if dtype in HALVES:
+        total, *rest = [
+            cast(rewriter, item, torch.float32, like=node) if isinstance(item, Node) else item
+            for item in (total, *rest)
+        ]
+    width = [total.meta["val"].shape[-1]]
+    placements = info(node).placements
+    args = (total, width, *rest)
+    norm = rewriter.call(_NORMS[node.target], *args, like=node, placements=placements)
+    return cast(rewriter, norm, dtype, like=node)

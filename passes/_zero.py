@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
+from torch.fx import Node
+
 from autoshard.diagnostics import PlanError
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.resolve import Resolved
+from autoshard.ir.node_info import val
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.program import Program
 from autoshard.plan import ZeroBlock
@@ -85,6 +89,12 @@ class ZeroPolicy:
         if units == "auto":
             return ()
         return tuple(Glob(text) for text in ((units,) if isinstance(units, str) else units))
+
+
+def pack_args(grads: list[Node], length: int, dtype: torch.dtype) -> tuple[object, ...]:
+    """Return the arguments of `pack`; the dtype is named only where it is another."""
+    is_same = all(val(grad).dtype == dtype for grad in grads)
+    return (grads, length) if is_same else (grads, length, dtype)
 
 
 def numel(entry: ParamSpec, program: Program) -> int:

@@ -20,8 +20,12 @@ from autoshard.ir.buckets import (
     COMPUTE_PHASES,
     buckets_of,
     build_storage_graphs,
+    cast,
     flat_placeholder,
     gathers_of,
+    number_types,
+    reduce_dtype,
+    uncast,
 )
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GraphFunction, Port
 from autoshard.ir.params import Flat, ParamSpec, Whole
@@ -29,7 +33,7 @@ from autoshard.ir.program import Bucket, Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.collectives import all_gather, pack, reduce_scatter
 from autoshard.passes._schedules import stage_ranks
-from autoshard.passes._zero import ZeroPolicy, numel, padded
+from autoshard.passes._zero import ZeroPolicy, numel, pack_args, padded
 
 aten = torch.ops.aten
 
@@ -103,7 +107,8 @@ class _Merge:
             offset += length
         total = padded(offset, policy.size) if self.is_cut else offset
         axis = policy.axis if self.is_cut else None
-        return Bucket(self.name, self.stage, self.fqns, total, self.dtype, axis, self.tied)
+        fixed = (self.name, self.stage, self.fqns, total, self.dtype, axis, self.tied)
+        return Bucket(*fixed, *number_types(program, self.entries[0]))
 
 
 def _plan(program: Program, policy: ZeroPolicy, ctx: PassContext) -> list[_Merge]:
@@ -202,12 +207,16 @@ def _merge_gathers(
     mode, length = rewriter.fake_mode(), bucket.length // policy.size
     flat = flat_placeholder(rewriter, bucket, FLAT, length, mode)
     with rewriter.before(first):
-        args = (flat, 0, [], policy.axis, policy.size)
+        narrow = cast(rewriter, flat, bucket.read_dtype, span=policy.span)
+        args = (narrow, 0, [], policy.axis, policy.size)
         whole = rewriter.call(all_gather, *args, like=first)
     for name, gather in old:
         for view in list(gather.users):
             rewriter.set_args(view, whole, names[name], view.args[2])
+        shard = gather.args[0]
         rewriter.graph.erase_node(gather)
+        if uncast(shard) is not shard:
+            rewriter.graph.erase_node(shard)
         rewriter.drop_input(Port(FLAT, name))
 
 
@@ -229,7 +238,8 @@ def _merge_reductions(
     last = max(old.values(), key=order.__getitem__)
     with rewriter.after(last):
         grads = list(_gradients(rewriter, members, old, program, last))
-        packed = rewriter.call(pack, grads, bucket.length, like=last)
+        args = pack_args(grads, bucket.length, reduce_dtype(program, bucket))
+        packed = rewriter.call(pack, *args, like=last)
         shard = rewriter.call(reduce_scatter, packed, 0, [], policy.axis, policy.size, like=last)
     kept = [(port, node) for port, node in pairs if port not in ports]
     kept.append((Port(FLAT_GRAD, bucket.name), shard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoshard.compiler.pipeline import Pipeline
+from autoshard.passes.apply_precision import ApplyPrecision
 from autoshard.passes.bucket_collectives import BucketCollectives
 from autoshard.passes.canonicalize import Canonicalize
 from autoshard.passes.cut_stages import CutStages
@@ -33,6 +34,7 @@ def default_pipeline() -> Pipeline:
             PropagatePlacements(),
             InsertCollectives(),
             LocalizeShapes(),
+            ApplyPrecision(),
             CutStages(),
             # L2: per stage, forward and backward
             LowerJoint(),

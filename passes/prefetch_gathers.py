@@ -77,6 +77,8 @@ def _prefetch(
         target = _first_call(function) if chosen < 0 else gathers[chosen].wait
         if target is not gather.start:
             target.prepend(gather.start)
+            if gather.start.args[0].op == "call_function":
+                gather.start.prepend(gather.start.args[0])  # the cast of a master
         if chosen > max(index - depth, -1):
             nbytes = show_bytes(gather.nbytes)
             ctx.missed(where, f"gather {index} of {nbytes} starts late: the limit is {limit} bytes")

@@ -14,14 +14,21 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Numerics, Pass, PassContext
 from autoshard.compiler.registry import register
-from autoshard.ir.buckets import COMPUTE_PHASES, build_storage_graphs, flat_placeholder
+from autoshard.ir.buckets import (
+    COMPUTE_PHASES,
+    build_storage_graphs,
+    cast,
+    flat_placeholder,
+    number_types,
+    reduce_dtype,
+)
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
 from autoshard.ir.params import Flat, ParamSpec, Whole
 from autoshard.ir.program import Bucket, Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.collectives import all_gather, pack, reduce_scatter, view_at
 from autoshard.passes._schedules import stage_ranks
-from autoshard.passes._zero import ZeroPolicy, numel, padded
+from autoshard.passes._zero import ZeroPolicy, numel, pack_args, padded
 
 
 @register
@@ -74,7 +81,8 @@ def _place(entry: ParamSpec, program: Program, policy: ZeroPolicy) -> None:
     storage = Flat(name, 0, length, axis) if is_cut else Whole(name, 0)
     tied = entry.homes if len(entry.homes) > 1 else ()
     total = padded(length, policy.size) if is_cut else length
-    bucket = Bucket(name, entry.homes[0], (entry.fqn,), total, entry.dtype, axis, tied)
+    types = number_types(program, entry)
+    bucket = Bucket(name, entry.homes[0], (entry.fqn,), total, entry.dtype, axis, tied, *types)
     program.params.update(entry.fqn, storage=storage)
     program.buckets = (*program.buckets, bucket)
 
@@ -84,7 +92,7 @@ def _rewrite(function: GraphFunction, program: Program, policy: ZeroPolicy) -> N
     if policy.gathers_in_graphs:
         _gather_parameters(function, program, policy, buckets)
     if policy.reduces_per_microbatch:
-        _reduce_gradients(function, policy, buckets)
+        _reduce_gradients(function, program, policy, buckets)
 
 
 def _gather_parameters(
@@ -102,7 +110,8 @@ def _gather_parameters(
         first = min(param.users, key=order.__getitem__)
         like = param if first.op == "output" else first
         with rewriter.before(first):
-            args = (flat, 0, [], policy.axis, policy.size)
+            narrow = cast(rewriter, flat, bucket.read_dtype, span=policy.span)
+            args = (narrow, 0, [], policy.axis, policy.size)
             whole = rewriter.call(all_gather, *args, like=like, placements={}, span=policy.span)
             shape = list(program.params[fqn].local_shape(program.mesh))
             view = rewriter.call(view_at, whole, 0, shape, like=param, span=policy.span)
@@ -111,7 +120,7 @@ def _gather_parameters(
 
 
 def _reduce_gradients(
-    function: GraphFunction, policy: ZeroPolicy, buckets: dict[str, Bucket]
+    function: GraphFunction, program: Program, policy: ZeroPolicy, buckets: dict[str, Bucket]
 ) -> None:
     """Let a phase return each rank's part of the summed gradient, reduced where it is made."""
     rewriter = Rewriter(function, ShardStorage.name)
@@ -122,9 +131,8 @@ def _reduce_gradients(
             results.append((port, grad))
             continue
         with rewriter.after(grad):
-            packed = rewriter.call(
-                pack, [grad], bucket.length, like=grad, placements={}, span=policy.span
-            )
+            args = pack_args([grad], bucket.length, reduce_dtype(program, bucket))
+            packed = rewriter.call(pack, *args, like=grad, placements={}, span=policy.span)
             args = (packed, 0, [], policy.axis, policy.size)
             shard = rewriter.call(reduce_scatter, *args, like=grad, placements={}, span=policy.span)
         results.append((Port(FLAT_GRAD, bucket.name), shard))

@@ -15,6 +15,7 @@ from torch.fx import Node
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
 from autoshard.diagnostics import PassError
+from autoshard.ir.buckets import uncast
 from autoshard.ir.graph_function import ACCUMULATED, FLAT, GraphFunction
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
@@ -86,7 +87,8 @@ def _collectives(function: GraphFunction) -> list[Node]:
     return [
         node
         for node in function.graph.nodes
-        if node.target in _STARTS and (node.args[0] in buckets or node.args[0].target is ops.pack)
+        if node.target in _STARTS
+        and (uncast(node.args[0]) in buckets or node.args[0].target is ops.pack)
     ]
 
 

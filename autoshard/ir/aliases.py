@@ -40,10 +40,19 @@ def view_base(node: Node) -> Node:
 
 
 def is_cheap(node: Node) -> bool:
-    """Tell whether ``node`` is made again rather than kept: a view, or an input in a new dtype."""
+    """Tell whether ``node`` is made again rather than kept.
+
+    So are views, inputs in a new dtype, and values in a wider one: the narrow value is kept.
+    """
     if node.target is aten._to_copy.default:
-        return view_base(node.args[0]).op == "placeholder"
+        return view_base(node.args[0]).op == "placeholder" or _widens(node)
     return is_view(node)
+
+
+def _widens(node: Node) -> bool:
+    wide, narrow = node.meta["val"].dtype, node.args[0].meta["val"].dtype
+    are_floats = wide.is_floating_point and narrow.is_floating_point
+    return are_floats and wide.itemsize > narrow.itemsize
 
 
 def cheap_base(node: Node) -> Node:

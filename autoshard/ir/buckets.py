@@ -23,7 +23,8 @@ from autoshard.ir.graph_function import (
     GraphFunction,
     Port,
 )
-from autoshard.ir.node_info import NodeInfo
+from autoshard.ir.node_info import NodeInfo, info
+from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import PARTIAL, Shard
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.rewrite import Rewriter
@@ -35,6 +36,7 @@ from autoshard.ops.collectives import (
     tied_all_reduce,
 )
 
+aten = torch.ops.aten
 COMPUTE_PHASES = ("F", "I", "W")
 
 
@@ -60,10 +62,34 @@ def gathers_of(function: GraphFunction) -> dict[str, Node]:
     """Return bucket name -> the node that gathers it (or starts to), in graph order."""
     flats = {node: name for name, node in function.named(FLAT).items()}
     return {
-        flats[node.args[0]]: node
+        flats[uncast(node.args[0])]: node
         for node in function.graph.nodes
-        if node.target in (all_gather, all_gather_start) and node.args[0] in flats
+        if node.target in (all_gather, all_gather_start) and uncast(node.args[0]) in flats
     }
+
+
+def uncast(node: Node) -> Node:
+    """Return what a cast reads; any other node itself."""
+    return node.args[0] if node.target is aten._to_copy.default else node
+
+
+def cast(rewriter: Rewriter, node: Node, dtype: torch.dtype, **like: object) -> Node:
+    """Return ``node`` in ``dtype``: itself, or a new cast of it."""
+    if node.meta["val"].dtype == dtype:
+        return node
+    options = {"like": node, "role": "cast", "placements": info(node).placements, **like}
+    return rewriter.call(aten._to_copy.default, node, dtype=dtype, **options)
+
+
+def reduce_dtype(program: Program, bucket: Bucket) -> torch.dtype:
+    """Return the dtype in which the bucket's gradient goes between ranks."""
+    return bucket.dtype if program.precision is None else program.precision.reduce
+
+
+def number_types(program: Program, entry: ParamSpec) -> tuple[torch.dtype | None, ...]:
+    """Return (computed_in, summed_in) of a bucket that holds ``entry``."""
+    summed = None if program.precision is None else program.precision.grads
+    return entry.computed_in, summed
 
 
 def flat_placeholder(
@@ -75,7 +101,8 @@ def flat_placeholder(
 ) -> Node:
     """Append the input port of a bucket: its shard (FLAT, FLAT_GRAD) or its whole gradient."""
     with mode:
-        value = torch.empty(length, dtype=bucket.dtype)
+        dtype = bucket.dtype if kind == FLAT else bucket.grad_dtype
+        value = torch.empty(length, dtype=dtype)
     placements = {}
     if bucket.axis is not None:
         placements = {bucket.axis: PARTIAL if kind == ACCUMULATED else Shard(0)}
@@ -121,16 +148,19 @@ class _Builder:
         self._mode = Rewriter(stage.phases["F"], pass_name).fake_mode()
 
     def unshard(self) -> GraphFunction:
-        """Return U: one gather for each cut bucket whose parameters the phases read whole."""
+        """Return U: what the phases read whole, gathered where it is cut, cast from masters."""
         rewriter = Rewriter(_empty(), self._pass)
         results = []
         for bucket in buckets_of(self._program, self._stage):
-            if bucket.axis is None or not self._reads_whole(bucket) or not self._is_first(bucket):
+            is_stored_so = bucket.axis is None and bucket.read_dtype == bucket.dtype
+            if is_stored_so or not self._reads_whole(bucket) or not self._is_first(bucket):
                 continue
-            size = self._program.mesh.size(bucket.axis)
+            size = self._program.mesh.size(bucket.axis) if bucket.axis else 1
             flat = self._input(rewriter, bucket, FLAT, bucket.length // size)
-            args = (flat, 0, [], bucket.axis, size)
-            results.append((Port(FULL, bucket.name), _append(rewriter, all_gather, *args)))
+            flat = _cast_last(rewriter, flat, bucket.read_dtype)
+            if bucket.axis is not None:
+                flat = _append(rewriter, all_gather, flat, 0, [], bucket.axis, size)
+            results.append((Port(FULL, bucket.name), flat))
         return _finish(rewriter, results)
 
     def reduce(self) -> GraphFunction:
@@ -154,6 +184,7 @@ class _Builder:
             return []
         length = bucket.length // self._program.mesh.size(bucket.axis)
         shard = self._input(rewriter, bucket, FLAT_GRAD, length)
+        shard = _cast_last(rewriter, shard, reduce_dtype(self._program, bucket))
         return [(bucket, Port(FLAT_GRAD, bucket.name), shard)]
 
     def _reduce_whole(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
@@ -162,6 +193,7 @@ class _Builder:
         if bucket.axis is None and size == 1 and len(self._members(bucket)) == 1:
             return []
         grad = self._input(rewriter, bucket, ACCUMULATED, bucket.length)
+        grad = _cast_last(rewriter, grad, reduce_dtype(self._program, bucket))
         if bucket.axis is not None:
             cut = self._program.mesh.size(bucket.axis)
             shard = _append(rewriter, reduce_scatter, grad, 0, [], bucket.axis, cut)
@@ -238,6 +270,11 @@ def _empty() -> GraphFunction:
 def _append(rewriter: Rewriter, op: object, value: Node, *args: object) -> Node:
     with rewriter.before(rewriter.function.output_node):
         return rewriter.call(op, value, *args, like=value, placements={})
+
+
+def _cast_last(rewriter: Rewriter, value: Node, dtype: torch.dtype) -> Node:
+    with rewriter.before(rewriter.function.output_node):
+        return cast(rewriter, value, dtype)
 
 
 def _finish(rewriter: Rewriter, results: list[tuple[Port, Node]]) -> GraphFunction:

@@ -6,9 +6,10 @@ from collections import Counter
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Node
 
 from autoshard.diagnostics import VerifyError
-from autoshard.ir.aliases import is_cheap
+from autoshard.ir.aliases import is_cheap, view_base
 from autoshard.ir.graph_function import (
     BOUNDARY,
     BUFFER,
@@ -20,7 +21,7 @@ from autoshard.ir.graph_function import (
     GraphFunction,
 )
 from autoshard.ir.program import Program, Stage
-from autoshard.ops.library import NAMESPACE
+from autoshard.ops.library import NAMESPACE, spec
 
 
 def check_staged(program: Program) -> None:
@@ -149,4 +150,12 @@ def _operations(function: GraphFunction) -> Counter:
         and node.target.namespace != NAMESPACE
         and node.target is not torch.ops.aten.new_zeros.default
         and not is_cheap(node)
+        and not _casts_gathered(node)
     )
+
+
+def _casts_gathered(node: Node) -> bool:
+    """Tell whether ``node`` casts what came from other ranks: of a parameter it was cheap."""
+    if node.target is not torch.ops.aten._to_copy.default:
+        return False
+    return spec(view_base(node.args[0]).target) is not None

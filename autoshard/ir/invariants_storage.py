@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from autoshard.diagnostics import VerifyError
 from autoshard.ir.aliases import lifetime_end
-from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of
+from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, uncast
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
 from autoshard.ir.params import Flat
 from autoshard.ir.program import Bucket, Program, Stage
@@ -31,7 +31,7 @@ def check_gathered(program: Program) -> None:
 
 def _check_reads(function: GraphFunction, where: str) -> None:
     for name, flat in function.named(FLAT).items():
-        for user in flat.users:
+        for user in _readers(flat):
             if user.target not in _GATHERS:
                 raise VerifyError(f"{where}: %{user.name} reads the shard of `{name}` ungathered")
             if user.target is ops.all_gather_start:
@@ -42,6 +42,14 @@ def _check_reads(function: GraphFunction, where: str) -> None:
             raise VerifyError(f"{where}: the gradient of `{name}` leaves without a reduce_scatter")
         if made.target is ops.reduce_scatter_start:
             _check_started(made, f"{where}: the gradient of `{name}`")
+
+
+def _readers(flat: Node) -> list[Node]:
+    """Return what reads a shard, through a cast too."""
+    found = []
+    for user in flat.users:
+        found += user.users if uncast(user) is not user else [user]
+    return found
 
 
 def _check_started(start: Node, what: str) -> None:
@@ -129,10 +137,10 @@ def check_bounded(program: Program) -> None:
 def _check_releases(function: GraphFunction, where: str) -> None:
     order = {node: index for index, node in enumerate(function.graph.nodes)}
     for start in function.graph.nodes:
-        if start.target is not ops.all_gather_start or start.args[0].op != "placeholder":
+        if start.target is not ops.all_gather_start or uncast(start.args[0]).op != "placeholder":
             continue
         (whole,) = start.users
-        name = function.inputs[function.placeholders.index(start.args[0])].name
+        name = function.inputs[function.placeholders.index(uncast(start.args[0]))].name
         last = lifetime_end(whole, order)
         if last.op != "output" and last.target is not ops.release:
             raise VerifyError(

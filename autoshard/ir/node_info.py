@@ -22,6 +22,7 @@ class NodeInfo:
     source: str = ""  # user line: "model.py:42: x = self.fc(x)"
     phase: str = "F"  # "F" forward, "B" backward
     placements: Mapping[str, Placement] = field(default_factory=dict)  # absent axis: Replicate
+    role: str = ""  # what is not the model's own: "cast", "recomputed"
     span: Span | None = None  # the plan line that caused the last change
     passes: tuple[str, ...] = ()  # passes that made or changed the node, in order
 

@@ -42,8 +42,14 @@ class ParamSpec:
     aliases: tuple[str, ...] = ()  # further names of the same tensor
     padded: tuple[int, ...] | None = None  # shape after `pad=`, None when nothing is padded
     placements: Placements = field(default_factory=dict)
+    computed_in: torch.dtype | None = None  # what phases read; None: as it is stored
     homes: tuple[int, ...] = ()  # stages that use it; the first one owns it
     storage: Whole | Flat = Whole()
+
+    @property
+    def read_dtype(self) -> torch.dtype:
+        """Return the dtype in which phases read the parameter; ``dtype`` is how it is stored."""
+        return self.computed_in or self.dtype
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch
 
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.params import ParamTable
+from autoshard.ir.precision import Precision
 from autoshard.mesh import Mesh
 from autoshard.schedule import Schedule
 
@@ -45,6 +46,18 @@ class Bucket:
     dtype: torch.dtype
     axis: str | None  # "dp" when cut in shards, None when every rank keeps all of it
     tied_stages: tuple[int, ...] = ()  # all home stages when its parameters are tied over stages
+    computed_in: torch.dtype | None = None  # of the gathered bucket; None: as it is stored
+    summed_in: torch.dtype | None = None  # of its gradient's sum; None: as it is stored
+
+    @property
+    def read_dtype(self) -> torch.dtype:
+        """Return the dtype in which phases read the bucket; ``dtype`` is how it is stored."""
+        return self.computed_in or self.dtype
+
+    @property
+    def grad_dtype(self) -> torch.dtype:
+        """Return the dtype in which its gradients are summed over micro-batches."""
+        return self.summed_in or self.dtype
 
 
 @dataclass
@@ -83,6 +96,7 @@ class Program:
     buckets: tuple[Bucket, ...] = ()
     schedule: Schedule | None = None
     kernels: str = "auto"  # how fused ops run: "auto", or "reference" by torch's operators alone
+    precision: Precision | None = None  # None: every value as the model has it
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     compared: object | None = None  # ir.compare.CompareReport: the capture against eager
     level: Level = Level.FORWARD

@@ -51,6 +51,7 @@ class Rewriter:
         like: Node,
         placements: Placements | None = None,
         span: Span | None = None,
+        role: str | None = None,
         **kwargs: object,
     ) -> Node:
         """Make a node ``op(*args, **kwargs)`` with the origin of ``like``."""
@@ -63,6 +64,7 @@ class Rewriter:
                 record,
                 placements=record.placements if placements is None else placements,
                 span=span or record.span,
+                role=record.role if role is None else role,
                 passes=(*record.passes, self.pass_name),
             ),
         )

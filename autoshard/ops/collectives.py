@@ -216,18 +216,19 @@ ON_BUCKETS = frozenset(
 
 
 # Flat buckets ----------------------------------------------------------------------------------
-def _run_pack(comm, values, length) -> torch.Tensor:
-    flat = values[0].new_zeros(length)
+def _run_pack(comm, values, length, dtype=None) -> torch.Tensor:
+    flat = values[0].new_empty(length, dtype=dtype)
     offset = 0
     for value in values:
         flat[offset : offset + value.numel()].copy_(value.reshape(-1))
         offset += value.numel()
+    flat[offset:].zero_()
     return flat
 
 
 pack = define(
-    "pack(Tensor[] values, int length) -> Tensor",
-    fake=lambda values, length: values[0].new_empty(length),
+    "pack(Tensor[] values, int length, ScalarType? dtype=None) -> Tensor",
+    fake=lambda values, length, dtype=None: values[0].new_empty(length, dtype=dtype),
     run=_run_pack,
 )
 

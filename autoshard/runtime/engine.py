@@ -103,7 +103,9 @@ class Engine:
         self._programs[True, self._signature_of_example(batch_leaves(example))] = exe
         control.together(lambda: check_init(program, tensors, setup.init))
         self._unset = fill(program, self._storage, tensors, setup.init, control, self._seed)
-        self._check = OptimizerCheck(self._storage.parameters.values(), control.size)
+        on_step = self._storage.stepped if self._storage.scaler else None
+        parameters = self._storage.parameters.values()
+        self._check = OptimizerCheck(parameters, control.size, on_step)
         self._checked: set[str] = set()
 
     # training -----------------------------------------------------------------------------------
@@ -141,6 +143,7 @@ class Engine:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients (or zero them), as torch's does."""
+        self._storage.stepped()
         for parameter in self.parameters():
             if set_to_none:
                 parameter.grad = None
@@ -202,7 +205,7 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """Return numbers of the last step and counts since the start, for any tracker."""
-        counters = self._counters
+        counters, scaler = self._counters, self._storage.scaler
         seconds = counters.seconds
         return {
             "steps": counters.steps,
@@ -212,6 +215,7 @@ class Engine:
             "waited_seconds": counters.waited,
             "samples_per_second": counters.samples / seconds if seconds else 0.0,
             "stored_bytes": self._storage.nbytes(),
+            **({} if scaler is None else {"loss_scale": scaler.scale, "overflows": scaler.skipped}),
         }
 
     # private ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from autoshard.ir.program import Program
 from autoshard.runtime.codegen import Compiled
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.layout import scheduled
+from autoshard.runtime.loss_scale import LossScaler
 from autoshard.runtime.messages import Messages
 from autoshard.runtime.phases import PER_MICROBATCH, Code
 from autoshard.runtime.prelude import Prelude
@@ -55,15 +56,25 @@ class Executable:
     ) -> torch.Tensor:
         """Run all actions, attach every ``.grad`` and return the global loss (not weighted).
 
+        With a loss scale an overflow on any rank leaves no ``.grad`` on any of them.
+
         ``seed`` and ``index``, the number of the step, key the random numbers.
         """
         with torch.no_grad():
             run = self._start(microbatches, seed, index)
-            run.seed_backward(weight)
+            scaler = self.storage.scaler
+            scale = scaler.scale if scaler else 1.0
+            run.seed_backward(weight * scale)
             run.actions(self.actions)
-            run.gradients.attach()
+            if scaler is None or self._keeps(scaler, run):
+                run.gradients.attach(1.0 / scale)
+            else:
+                self.storage.drop_gradients()
             self.trace = tuple(run.trace)
             return self.share_loss(run.losses)
+
+    def _keeps(self, scaler: LossScaler, run: Run) -> bool:
+        return scaler.keeps(run.gradients.finish(), self.comm, self.comm.device)
 
     def evaluate(self, microbatches: Sequence[Leaves]) -> torch.Tensor | dict[str, torch.Tensor]:
         """Run the forward actions; return the global loss, or outputs joined over micro-batches."""

@@ -38,7 +38,7 @@ class Gradients:
         key = (stage, slot.bucket)
         bucket = self._storage.layout.buckets[slot.bucket]
         if key not in self._sums:
-            self._sums[key] = grad.new_empty(bucket.length)
+            self._sums[key] = grad.new_empty(bucket.length, dtype=bucket.grad_dtype)
             self._written[key] = set()
         target = view(self._sums[key], slot)
         if fqn in self._written[key]:
@@ -53,14 +53,15 @@ class Gradients:
         if key in self._shards:
             self._shards[key].add_(shard)
         else:
-            self._shards[key] = shard
+            dtype = self._storage.layout.buckets[bucket].grad_dtype
+            self._shards[key] = shard.to(dtype)
 
     def take_sum(self, bucket: str) -> torch.Tensor:
         """Hand over the sum of a whole bucket, zero where no gradient came."""
         keys = _of_bucket(self._sums, bucket)
         if not keys:
             info = self._storage.layout.buckets[bucket]
-            return torch.zeros(info.length, dtype=info.dtype, device=self._storage.device)
+            return torch.zeros(info.length, dtype=info.grad_dtype, device=self._storage.device)
         for key in keys:
             self._clear_gaps(self._sums[key], bucket, self._written.pop(key))
         return _added(self._sums, keys)
@@ -71,8 +72,9 @@ class Gradients:
         Zero where all gradients of a tied parameter come from stages of other ranks.
         """
         keys = _of_bucket(self._shards, bucket)
-        if not keys and self._storage.layout.buckets[bucket].tied_stages:
-            return torch.zeros_like(self._storage.stored[bucket])
+        info = self._storage.layout.buckets[bucket]
+        if not keys and info.tied_stages:
+            return torch.zeros_like(self._storage.stored[bucket], dtype=info.grad_dtype)
         if not keys:
             raise InternalError(f"no stage of this rank gave a gradient for bucket '{bucket}'")
         return _added(self._shards, keys)
@@ -85,15 +87,22 @@ class Gradients:
                 f"the gradient of bucket '{bucket}' has {reduced.numel()} elements,"
                 f" this rank stores {stored}"
             )
-        self._results[bucket] = reduced
+        self._results[bucket] = reduced.to(self._storage.layout.buckets[bucket].dtype)
 
-    def attach(self) -> None:
-        """Give every trainable parameter its gradient; add it where one is attached already."""
+    def finish(self) -> list[torch.Tensor]:
+        """Return the whole step's gradients, in the order of ``attach``."""
         for bucket in sorted({bucket for _, bucket in self._sums}):
             self.put(bucket, self.take_sum(bucket))
         for bucket in sorted({bucket for _, bucket in self._shards}):
             self.put(bucket, self.take_shard(bucket))
+        return [self._results[bucket] for bucket in sorted(self._results)]
+
+    def attach(self, factor: float = 1.0) -> None:
+        """Give every trainable parameter its gradient; add it where one is attached already."""
+        self.finish()
         for bucket, result in sorted(self._results.items()):
+            if factor != 1.0:
+                result.mul_(factor)
             for slot in self._storage.layout.slots_of(bucket):
                 self._attach(slot, result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -43,12 +43,21 @@ WHOLE_TENSOR = (
 class OptimizerCheck:
     """Looks at every optimizer before its step, as long as the engine lives."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], ranks: int) -> None:
-        """Watch steps on any of ``parameters``; on one rank every optimizer is right."""
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        ranks: int,
+        on_step: Callable[[], None] | None = None,
+    ) -> None:
+        """Watch steps on any of ``parameters``; on one rank every optimizer is right.
+
+        ``on_step`` is called before each step.
+        """
+        self._ranks, self._on_step = ranks, on_step
         self._parameters = tuple(parameters)  # kept alive, so that their ids stay theirs
         self._ids = {id(parameter) for parameter in self._parameters}
         self._passed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        if ranks > 1:
+        if ranks > 1 or on_step is not None:
             own = weakref.ref(self)
             # A weak reference: torch keeps the hook for good, the engine may go.
             self.handle = register_optimizer_step_pre_hook(
@@ -57,7 +66,11 @@ class OptimizerCheck:
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if ``optimizer`` would be silently wrong on shards of our parameters."""
-        if optimizer in self._passed or not self._holds_ours(optimizer):
+        if not self._holds_ours(optimizer):
+            return
+        if self._on_step is not None:
+            self._on_step()
+        if optimizer in self._passed or self._ranks == 1:
             return
         refuse_whole_tensor(type(optimizer))
         self._passed.add(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
@@ -18,6 +19,7 @@ from autoshard.runtime.storage import Storage, unpad, view
 from autoshard.runtime.work import Transfer
 
 StateDict = Mapping[str, torch.Tensor]
+METADATA = "autoshard"  # our key in the state dict's `_metadata`
 
 
 def gather_state(
@@ -35,7 +37,11 @@ def gather_state(
     if not is_first:
         return {}
     values |= {name: buffer.cpu().clone() for name, buffer in storage.buffers.items()}
-    return {name: values[program.params[name].fqn] for name in names}
+    state = OrderedDict((name, values[program.params[name].fqn]) for name in names)
+    if storage.scaler is not None:
+        # As torch keeps versions of modules: names stay those of the model.
+        state._metadata = {METADATA: storage.scaler.state()}  # type: ignore[attr-defined]
+    return state
 
 
 def _gather_bucket(
@@ -114,6 +120,17 @@ def load_state(
         else:
             value = state[name]
         storage.write(spec.fqn, value)
+    _load_scale(storage, control, state)
+
+
+def _load_scale(storage: Storage, control: Control, state: StateDict) -> None:
+    """Take over the loss scale that rank 0's dict holds; one without it leaves ours."""
+    if storage.scaler is None:
+        return
+    own = storage.scaler.state()
+    given = getattr(state, "_metadata", {}).get(METADATA, own)
+    numbers = torch.tensor([given[name] for name in own], dtype=torch.float64)
+    storage.scaler.load(dict(zip(own, control.broadcast(numbers).tolist(), strict=True)))
 
 
 def check_state(table: ParamTable, names: Sequence[str], state: StateDict) -> None:

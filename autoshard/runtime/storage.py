@@ -12,6 +12,7 @@ from autoshard.ir.placement import Shard, take_shard
 from autoshard.ir.program import Bucket, Program
 from autoshard.ops.communicator import Communicator
 from autoshard.runtime.layout import Layout, Slot, plan_layout
+from autoshard.runtime.loss_scale import LossScaler
 
 
 class Place(Communicator, Protocol):
@@ -45,11 +46,13 @@ class Storage:
             for fqn, slot in self.layout.slots.items()
         }
         self._views: dict[str, torch.Tensor] = {}
+        self.scaler = LossScaler.of(program.precision)
 
     def param(self, fqn: str) -> torch.Tensor:
         """Return the local parameter to compute with; a cut bucket must be gathered."""
         slot = self.layout.slots[fqn]
-        if self.layout.buckets[slot.bucket].axis is not None:
+        bucket = self.layout.buckets[slot.bucket]
+        if bucket.axis is not None or bucket.read_dtype != bucket.dtype:
             return view(self.gathered[slot.bucket], slot)
         if fqn not in self._views:
             self._views[fqn] = view(self.stored[slot.bucket], slot)
@@ -103,6 +106,16 @@ class Storage:
         first, last = self.own_range(slot)
         with torch.no_grad():
             self.stored_view(slot).view(-1).copy_(local[first:last])
+
+    def drop_gradients(self) -> None:
+        """Leave no gradient on any parameter: an optimizer's step then does nothing."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def stepped(self) -> None:
+        """Note that the optimizer has made its step."""
+        if self.scaler is not None:
+            self.scaler.stepped()
 
     def nbytes(self) -> int:
         """Return the bytes that this rank keeps between steps, gradients not counted."""

@@ -85,6 +85,7 @@ def run_lockstep(
                 record.norms.append(clip_grad_norm(exe.storage, exe.comm, max_norm))
             if stepper is not None:
                 stepper.step()
+                exe.storage.stepped()
             if optimizer is not None:
                 _zero_grad(parameters.values())
             record.params.append({n: p.detach().clone() for n, p in parameters.items()})

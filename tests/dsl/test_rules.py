@@ -237,7 +237,7 @@ def test_without_a_model_only_equal_paths_conflict() -> None:
     ("body", "named"),
     [
         ("zero { offload_optimizer = cpu }", ["zero.offload_optimizer = cpu"]),
-        ("precision { params = bf16 }", ["precision.params = bf16"]),
+        ("precision { params = bf16 }", []),
         ("mesh { ep = 2 }", ["mesh.ep = 2"]),
         ("tensor { h.*.mlp.up: heads }", ["tensor style `heads`"]),
         (
