@@ -13,6 +13,7 @@ from autoshard.passes.insert_collectives import InsertCollectives
 from autoshard.passes.localize_shapes import LocalizeShapes
 from autoshard.passes.lower_joint import LowerJoint
 from autoshard.passes.lower_schedule import LowerSchedule
+from autoshard.passes.mark_recompute import MarkRecompute
 from autoshard.passes.prefetch_gathers import PrefetchGathers
 from autoshard.passes.propagate_placements import PropagatePlacements
 from autoshard.passes.release_gathers import ReleaseGathers
@@ -38,6 +39,7 @@ def default_pipeline() -> Pipeline:
             CutStages(),
             # L2: per stage, forward and backward
             LowerJoint(),
+            MarkRecompute(),
             SplitPhases(),
             ShardStorage(),
             BucketCollectives(),

@@ -83,13 +83,36 @@ def _stage_memory(program: Program, stage: Stage, optimizer: str) -> StageMemory
     kept = () if forward is None else _kept(forward)
     return StageMemory(
         stage.index,
-        parameters=sum(stored_elements(program, stage, s) * s.dtype.itemsize for s in specs),
-        gradients=sum(_gradient_elements(stage, program, s) * s.dtype.itemsize for s in trained),
-        optimizer=owned * OPTIMIZER_BYTES[optimizer],
+        parameters=sum(_read_bytes(program, stage, s) for s in specs),
+        gradients=sum(
+            _gradient_elements(stage, program, s) * _gradient_itemsize(program, s) for s in trained
+        ),
+        optimizer=owned * OPTIMIZER_BYTES[optimizer]
+        + sum(_master_bytes(program, stage, s) for s in specs),
         activations=flight * _distinct_bytes(kept),
         temporary=max((peak_bytes(f.graph) for f in stage.phases.values()), default=0),
         in_flight=flight,
     )
+
+
+def _read_bytes(program: Program, stage: Stage, spec: ParamSpec) -> int:
+    """Return what the parameter takes as phases read it, not gathered."""
+    if spec.read_dtype == spec.dtype:
+        return stored_elements(program, stage, spec) * spec.dtype.itemsize
+    is_whole = stage.phases["F"].node(PARAM, spec.fqn) is not None
+    return _local_elements(program, spec) * spec.read_dtype.itemsize if is_whole else 0
+
+
+def _master_bytes(program: Program, stage: Stage, spec: ParamSpec) -> int:
+    """Return what the copy takes that the optimizer updates; 0 where it is the parameter."""
+    if spec.read_dtype == spec.dtype:
+        return 0
+    return owned_elements(program, spec) * spec.dtype.itemsize
+
+
+def _gradient_itemsize(program: Program, spec: ParamSpec) -> int:
+    precision = program.precision
+    return (spec.dtype if precision is None else precision.grads).itemsize
 
 
 def _gradient_elements(stage: Stage, program: Program, spec: ParamSpec) -> int:

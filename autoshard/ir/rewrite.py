@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -69,6 +69,15 @@ class Rewriter:
             ),
         )
         return node
+
+    def repeat(self, node: Node, copies: Mapping[Node, Node], *, phase: str, role: str) -> Node:
+        """Make a copy of ``node`` that reads ``copies`` where there are, for another phase."""
+        copy = self.graph.node_copy(node, lambda arg: copies.get(arg, arg))
+        copy.meta = dict(node.meta)
+        record = info(node)
+        passes = (*record.passes, self.pass_name)
+        set_info(copy, replace(record, phase=phase, role=role, passes=passes))
+        return copy
 
     def placeholder(self, port: Port, value: torch.Tensor, record: NodeInfo | None = None) -> Node:
         """Append an input port and return its placeholder; ``value`` is its fake tensor."""

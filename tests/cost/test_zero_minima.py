@@ -1,0 +1,97 @@
+"""Each ZeRO stage moves the minimum: bytes read off the program against the paper's counts.
+
+In units of one all-reduce of all gradients: 1, 1, 1 and 1.5 for stages 0 to 3 at one micro-batch
+(Rajbhandari et al. 2020, section 7); with m micro-batches as the stage's docstring says.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+
+import pytest
+
+from autoshard.cost.memory import memory
+from autoshard.cost.traffic import traffic
+from autoshard.dsl.load import load
+from autoshard.frontend import compile_plan
+from autoshard.ir.capture import capture
+from autoshard.ir.program import Program
+from autoshard.mesh import Mesh
+from autoshard.source import Source
+from autoshard.testing.models import tiny_mlp
+
+RANKS, ITEMSIZE = 4, 4
+WHOLE = "param_persistence_threshold = 0KiB"
+
+
+@cache
+def captured() -> Program:
+    model, batch, loss = tiny_mlp(batch=2)
+    return capture(model, batch, loss, mesh=Mesh(()), compare=False)
+
+
+def compiled(zero: str, microbatches: int, extra: str = "") -> Program:
+    model, batch, loss = tiny_mlp(batch=2)
+    text = f"""autoshard 1
+    mesh {{ dp = {RANKS} }}
+    batch {{ micro_batch_size = 2, num_microbatches = {microbatches} }}
+    zero {{ {zero} }}
+    {extra}
+    """
+    plan = load(Source("p.plan", text)).require()
+    return compile_plan(model, plan, batch, loss, captured=captured()).program
+
+
+def elements() -> int:
+    return sum(p.numel() for p in tiny_mlp()[0].parameters())
+
+
+def all_reduces(zero: str, microbatches: int, extra: str = "") -> Fraction:
+    """Return what one rank sends in a step, in all-reduces of every gradient in float32."""
+    program = compiled(zero, microbatches, extra)
+    one = 2 * (RANKS - 1) * elements() * ITEMSIZE // RANKS
+    return Fraction(sum(row.wire_bytes for row in traffic(program)), one)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        ("stage = 0", lambda m: 1),
+        ("stage = 1", lambda m: 1),
+        ("stage = 2", lambda m: Fraction(1 + m, 2)),
+        (f"stage = 3, {WHOLE}", lambda m: Fraction(3 * m, 2)),
+        (f"stage = 3, {WHOLE}, reshard_after_forward = off", lambda m: m),
+        (f"stage = 3, {WHOLE}, reshard_after_forward = step", lambda m: 1),
+    ],
+)
+def test_a_stage_sends_its_minimum(zero: str, expected, m: int) -> None:
+    assert all_reduces(zero, m) == expected(m)
+
+
+def test_half_precision_halves_gathers_and_reductions_as_asked() -> None:
+    zero = f"stage = 3, {WHOLE}"
+    half = all_reduces(zero, 1, "precision { params = bf16 }")
+    assert half == Fraction(2 * Fraction(1, 2) + 1, 2)  # two gathers of 2 bytes, one sum of 4
+    both = all_reduces(zero, 1, "precision { params = bf16, reduce = bf16 }")
+    assert both == Fraction(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("zero", "grads", "expected"),
+    [
+        ("stage = 0", "fp32", 18),
+        ("stage = 0", "bf16", 16),
+        ("stage = 1", "bf16", 4 + Fraction(12, RANKS)),
+        ("stage = 2", "bf16", 2 + Fraction(14, RANKS)),
+        # The paper's 16/N less 2/N: shards are cast from masters while they are gathered.
+        (f"stage = 3, {WHOLE}", "bf16", Fraction(14, RANKS)),
+        (f"stage = 3, {WHOLE}", "fp32", Fraction(16, RANKS)),
+    ],
+)
+def test_bytes_per_parameter_are_the_paper_s(zero: str, grads: str, expected: Fraction) -> None:
+    precision = f"precision {{ params = bf16, grads = {grads} }}"
+    (stage,) = memory(compiled(zero, 1, precision))
+    held = stage.parameters + stage.gradients + stage.optimizer
+    assert Fraction(held, elements()) == expected
