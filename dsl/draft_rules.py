@@ -65,21 +65,34 @@ def _grouped(
     facts: ModelFacts, styles: Mapping[str, tuple[str, str]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield glob, style and reason, by reason; paths that differ in a number are one rule."""
-    by_pattern: dict[str, list[str]] = {}
-    for path in styles:
-        by_pattern.setdefault(pattern_of(path), []).append(path)
-    found = []
-    for pattern, paths in by_pattern.items():
-        kinds = {styles[path] for path in paths}
-        whole = len(kinds) == 1 and len(paths) == _count(facts, pattern, paths[0])
-        found += [(g, *styles[paths[0] if whole else g]) for g in ([pattern] if whole else paths)]
+    found, rest = [], list(styles)
+    for pattern in (pattern_of, _outer_pattern, str):
+        kinds: dict[str, set[tuple[str, str]]] = {}
+        for path in rest:
+            kinds.setdefault(pattern(path), set()).add(styles[path])
+        whole = {
+            glob
+            for glob, held in kinds.items()
+            if len(held) == 1 and sum(pattern(p) == glob for p in rest) == _count(facts, glob, rest)
+        }
+        found += [(glob, *kinds[glob].pop()) for glob in kinds if glob in whole]
+        rest = [path for path in rest if pattern(path) not in whole]
     order = list(REASONS)
     return iter(sorted(found, key=lambda rule: order.index(rule[2])))
 
 
-def _count(facts: ModelFacts, pattern: str, like: str) -> int:
+def _outer_pattern(path: str) -> str:
+    """Return a path with its first number as a star: blocks of a Sequential of Sequentials."""
+    parts = path.split(".")
+    first = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return ".".join("*" if i == first else part for i, part in enumerate(parts))
+
+
+def _count(facts: ModelFacts, glob: str, paths: Iterable[str]) -> int:
+    """Return how many modules (or parameters, where rules name those) a glob matches."""
+    like = next(path for path in paths if Glob(glob).matches(path))
     names: Iterable[str] = facts.by_path if like in facts.by_path else facts.params
-    return sum(Glob(pattern).matches(name) for name in names)
+    return sum(Glob(glob).matches(name) for name in names)
 
 
 def _left_whole(facts: ModelFacts, proposal: Proposal) -> Iterator[str]:

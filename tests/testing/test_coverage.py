@@ -29,6 +29,21 @@ def test_a_family_that_keeps_its_default_size_is_not_built() -> None:
     assert row.note and not row.cells
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
+BANK = (
+    *("gpt2", "llama", "bloom", "opt", "bert", "t5", "vit", "qwen2", "gpt_neox", "mistral"),
+    *("distilbert", "mixtral", "gptj", "roberta", "phi", "starcoder2", "gpt_neo"),
+)
+
+
+def test_the_page_that_is_shipped_has_every_family_of_the_bank_and_nothing_wrong() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if "|" in line}
+    assert [name for name in BANK if name not in lines] == []
+    assert not [line for line in lines.values() if "wrong" in line or "crashed" in line]
+    assert sum("equal | equal" in line for line in lines.values()) >= 60
+
+
 def rows(status: str) -> list[Row]:
     good = Row("llama", "causal", dict.fromkeys(NAMES, Cell("equal")), plan="hf", split=0.9)
     cells = {**good.cells, "tp2": Cell(status, "because | of")}
