@@ -144,6 +144,7 @@ class _Machine:
         self._pass_on(rank, "grad", stage - 1, symbol, action)
 
     def _weight_gradient(self, rank: int, action: Action) -> None:
+        self._need_parameters(action)
         place = ("weight", action.stage, action.microbatch)
         self.outcome.gradients[action.stage].append(_take(self.held[rank], place, action))
 
