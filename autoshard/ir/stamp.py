@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from autoshard.ir.graph_function import GraphFunction, Port
-from autoshard.ir.node_info import info, set_info
+from autoshard.ir.node_info import NodeInfo, info, set_info
 from autoshard.ir.rewrite import legal_name
 
 SITE = "site"  # the argument that numbers a dropout
@@ -61,8 +61,7 @@ def outline(function: GraphFunction, extra: Hashable = None, ports: Iterable[Por
                 _values(node, order, sites),
                 _meta(node.meta.get("val")),
                 paths(record.path),
-                (record.source, record.phase, tuple(record.placements.items()), record.span),
-                record.passes,
+                _but_path(record),
             )
         )
     ends = tuple((port.kind, names(port.name)) for port in (*function.outputs, *ports))
@@ -129,6 +128,12 @@ def _site_place(node: Node) -> int | None:
         return None
     names = [argument.name for argument in schema.arguments]
     return names.index(SITE) if SITE in names else None
+
+
+def _but_path(record: NodeInfo) -> Hashable:
+    """Return all that a record says of a node but where in the model it stands."""
+    said = {**vars(record), "path": "", "placements": tuple(record.placements.items())}
+    return tuple(said.values())
 
 
 def _meta(value: object) -> Hashable:
