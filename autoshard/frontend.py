@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from autoshard.compiler.manager import Observer, compile_program
 from autoshard.compiler.pass_base import Pass
 from autoshard.compiler.pipeline import Pipeline
-from autoshard.diagnostics import BatchError, Remark
+from autoshard.diagnostics import BatchError, PlacementError, Remark
 from autoshard.dsl.resolve import Resolved, resolve
 from autoshard.ir.capture import capture
 from autoshard.ir.facts import describe
@@ -20,6 +20,7 @@ from autoshard.ir.program import Program
 from autoshard.ir.promote import promote
 from autoshard.passes.globalize_loss import GlobalizeLoss
 from autoshard.passes.pipelines import default_pipeline
+from autoshard.passes.propagate_placements import UNPROVEN
 from autoshard.plan import Plan
 from autoshard.proof.plain import PlainGraph
 
@@ -50,6 +51,7 @@ def compile_plan(
     observe: Observer | None = None,
     check: bool = True,
     captured: Program | None = None,
+    strict: bool = False,
 ) -> Compiled:
     """Compile ``model`` for ``plan``; nothing is run and no process group is touched.
 
@@ -57,7 +59,8 @@ def compile_plan(
     names the pass or group to stop after, ``dtype`` promotes the captured graph (float64 for
     exact comparison), ``compare`` checks the capture against the eager model, ``executable``
     refuses settings that can't run yet. ``captured`` is an earlier capture of the same model and
-    shapes to start from; it is copied. Raises an AutoshardError that names place and remedy.
+    shapes to start from; it is copied. ``strict`` refuses operators without a placement rule.
+    Raises an AutoshardError that names place and remedy.
     """
     resolved = resolve(plan, describe(model), world_size)
     if executable:
@@ -90,7 +93,21 @@ def compile_plan(
         observe=watch,
         check=check,
     )
+    if strict:
+        _require_rules(remarks)
     return Compiled(program, resolved, tuple(remarks), kept[0] if kept else None)
+
+
+def _require_rules(remarks: Sequence[Remark]) -> None:
+    """Raise for operators that run whole because the table has no rule for them."""
+    found = [r for r in remarks if r.kind == "missed" and r.message.startswith(UNPROVEN)]
+    if found:
+        lines = [f"in `{r.where}`: {r.message.removeprefix(UNPROVEN).strip()}" for r in found]
+        raise PlacementError(
+            f"{len(found)} operators have no placement rule, so nothing is proved of them",
+            notes=lines,
+            help="leave out `--strict`: they then run whole on every rank",
+        )
 
 
 def first_microbatch(batch: object, resolved: Resolved) -> object:

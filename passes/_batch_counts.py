@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from autoshard.diagnostics import PassError
 from autoshard.ir.extract import ancestors, extract
-from autoshard.ir.graph_function import BATCH, COUNT, NORMALIZER, GraphFunction, Port
+from autoshard.ir.graph_function import BATCH, BUFFER, COUNT, NORMALIZER, GraphFunction, Port
 from autoshard.ir.node_info import info, val
 from autoshard.ir.placement import REPLICATE, Placements
 from autoshard.ir.program import Program
@@ -30,21 +30,30 @@ class Counts:
         self.made: dict[tuple, tuple[Node, Node]] = {}  # key -> (count, normalizer)
 
     def valid(self, loss: Node, target: Node) -> Node:
-        """Return the normalizer of a classification loss: the targets that aren't ignored."""
+        """Return the normalizer of a classification loss: the targets that aren't ignored.
+
+        With class weights each counts as the weight of its class.
+        """
         given = bound_arguments(loss)
-        if given.get("weight") is not None:
-            raise PassError(
-                f"the mean of '{loss.target}' with class weights can't be made global"
-                f" ({info(loss).source})",
-                help="use reduction='sum' and divide by what the batch says",
-            )
-        key = (target, given["ignore_index"], val(loss).dtype)
+        weight, ignored = given.get("weight"), given["ignore_index"]
+        key = (target, ignored, weight, val(loss).dtype)
         if key not in self.made:
             self.require_batch_only(target, loss)
-            valid = self.rewriter.call(aten.ne.Scalar, target, given["ignore_index"], like=loss)
-            count = self.rewriter.call(aten.sum.default, valid, like=loss)
+            if weight is not None:
+                self.require_known(weight, loss)
+            count = self.count(loss, target, weight, ignored)
             self.made[key] = (count, self.normalizer(val(loss).dtype))
         return self.made[key][1]
+
+    def count(self, loss: Node, target: Node, weight: Node | None, ignored: int) -> Node:
+        """Return what one micro-batch's mean is divided by."""
+        call = partial(self.rewriter.call, like=loss)
+        if weight is None:
+            return call(aten.sum.default, call(aten.ne.Scalar, target, ignored))
+        hidden = call(aten.eq.Scalar, target, ignored)
+        safe = call(aten.masked_fill.Scalar, target, hidden, 0)
+        found = call(aten.index.Tensor, weight, [safe])
+        return call(aten.sum.default, call(aten.masked_fill.Scalar, found, hidden, 0))
 
     def can_count(self, value: Node) -> bool:
         """Tell whether a sum over the batch is a number that the batch alone determines."""
@@ -89,8 +98,8 @@ class Counts:
         return self.rewriter.placeholder(Port(NORMALIZER, name), value)
 
     def foreign(self, value: Node) -> list[Node]:
-        """Return the inputs behind a value that are not leaves of the batch."""
-        leaves = set(self.program.forward.named(BATCH).values())
+        """Return the inputs behind a value that are neither leaves of the batch nor constants."""
+        leaves = {node for _, node in self.sources()}
         return [n for n in ancestors([value], leaves) if n.op == "placeholder"]
 
     def require_batch_only(self, value: Node, loss: Node) -> None:
@@ -103,6 +112,24 @@ class Counts:
                 help="give the targets in the batch",
             )
 
+    def require_known(self, weight: Node, loss: Node) -> None:
+        """Refuse class weights that are a part of the model: the prelude reads no parameters."""
+        if self.foreign(weight):
+            raise PassError(
+                f"the mean of '{loss.target}' with class weights of the model can't be made global"
+                f" ({info(loss).source})",
+                help="give the weights as a constant of the loss function or in the batch",
+            )
+
+    def sources(self) -> list[tuple[Port, Node]]:
+        """Return the inputs that the prelude may read: the batch, and constants."""
+        constants = self.program.constants
+        return [
+            (port, node)
+            for port, node in _ports(self.program.forward)
+            if port.kind == BATCH or (port.kind == BUFFER and port.name in constants)
+        ]
+
     def write_prelude(self) -> None:
         """Write the program's prelude: batch leaves of one micro-batch -> counts."""
         if not self.made:
@@ -110,8 +137,9 @@ class Counts:
         forward = self.program.forward
         names = {node: port.name for port, node in _ports(forward) if port.kind == NORMALIZER}
         outputs = [(Port(COUNT, names[n]), count) for count, n in self.made.values()]
-        leaves = [(port, node) for port, node in _ports(forward) if port.kind == BATCH]
-        needed = ancestors([count for _, count in outputs], {node for _, node in leaves})
+        counts = [count for _, count in outputs]
+        leaves = self.sources()
+        needed = ancestors(counts, {node for _, node in leaves})
         body = [node for node in forward.graph.nodes if node in needed]
         self.program.prelude = extract(leaves, body, outputs)
         self.rewriter.sweep()

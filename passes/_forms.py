@@ -14,11 +14,11 @@ from autoshard.ir.placement import Placement
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import bound_arguments, call_of, tensor_inputs
 from autoshard.ir.rules.table import choose
-from autoshard.ops.vocab import vocab_cross_entropy, vocab_embedding
+from autoshard.ops.vocab import vocab_embedding
+from autoshard.passes import _loss_forms as losses
 from autoshard.passes._placing import Reader
 
 aten = torch.ops.aten
-MEAN, SUM = 1, 2  # torch's numbers for `reduction`
 Form = Callable[[Rewriter, Node, Reader], list[Node]]
 
 
@@ -47,27 +47,6 @@ def _vocab_embedding(rewriter: Rewriter, node: Node, reader: Reader) -> list[Nod
     given = bound_arguments(node)
     args = (given["weight"], given["indices"], reader.axis, reader.size, given["padding_idx"])
     return [rewriter.call(vocab_embedding, *args, like=node)]
-
-
-def _vocab_cross_entropy(rewriter: Rewriter, node: Node, reader: Reader) -> list[Node]:
-    """``cross_entropy_loss(x S(1), t)`` --> ``vocab_cross_entropy(x, t)`` and its reduction."""
-    given = bound_arguments(node)
-    x, target, ignored = given["self"], given["target"], given["ignore_index"]
-    classes = val(x).shape[1]
-    both = rewriter.call(
-        vocab_cross_entropy, x, target, reader.axis, reader.size, classes, ignored,
-        given["label_smoothing"], like=node,
-    )  # fmt: skip
-    loss = rewriter.call(operator.getitem, both, 0, like=node)
-    made = [both, loss]
-    if given["reduction"] in (MEAN, SUM):
-        made.append(rewriter.call(aten.sum.default, loss, like=node))
-    if given["reduction"] == MEAN:
-        valid = rewriter.call(aten.ne.Scalar, target, ignored, like=node)
-        count = rewriter.call(aten.sum.default, valid, like=node)
-        mean = rewriter.call(aten.div.Tensor, made[-1], count, like=node)
-        made += [valid, count, mean]
-    return made
 
 
 def _in_place(form: Form) -> Form:
@@ -99,5 +78,8 @@ FORMS: dict[str, Form] = {
     "add_bias_last": _in_place(_add_bias_last),
     "sum_then_scale": _in_place(_sum_then_scale),
     "vocab_embedding": _in_place(_vocab_embedding),
-    "vocab_cross_entropy": _in_place(_vocab_cross_entropy),
+    "vocab_cross_entropy": _in_place(losses.cross_entropy),
+    "vocab_logsumexp": _in_place(losses.logsumexp),
+    "vocab_softmax": _in_place(losses.softmax),
+    "vocab_gather": _in_place(losses.gather),
 }

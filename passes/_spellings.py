@@ -231,6 +231,35 @@ def _put_between(
     return rewriter.call(aten.cat.default, parts, dim, like=node) if len(parts) > 1 else source
 
 
+def _nll(rewriter: Rewriter, node: Node) -> Node | None:
+    """A likelihood of a log-softmax over the classes is a cross entropy of what it was taken of."""
+    turned = node.args[0]
+    inner, dim = turned, min(1, val(turned).dim() - 1)
+    if turned.target in (aten.permute.default, aten.transpose.int):
+        inner, dim = turned.args[0], _source_dim(turned, dim)
+    if inner.target is not aten.log_softmax.int or inner.args[1] % val(inner).dim() != dim:
+        return None
+    x = inner.args[0]
+    if val(x).dtype != val(inner).dtype:
+        x = rewriter.call(aten._to_copy.default, x, like=node, dtype=val(inner).dtype)
+    if turned is not inner:
+        x = rewriter.call(turned.target, x, *turned.args[1:], like=node)
+    rest = [_argument(node, 2, "weight"), _argument(node, 3, "reduction", 1)]
+    ignored = _argument(node, 4, "ignore_index", -100)
+    return rewriter.call(
+        aten.cross_entropy_loss.default, x, node.args[1], *rest, ignored, 0.0, like=node
+    )
+
+
+def _source_dim(turned: Node, dim: int) -> int:
+    """Return which dim of what is turned becomes ``dim``."""
+    rank = val(turned).dim()
+    if turned.target is aten.permute.default:
+        return turned.args[1][dim] % rank
+    a, b = (d % rank for d in turned.args[1:])
+    return {a: b, b: a}.get(dim, dim)
+
+
 RULES: dict[object, Rule] = {
     operator.getitem: _item,
     aten._to_copy.default: _cast,
@@ -253,6 +282,8 @@ RULES: dict[object, Rule] = {
     aten.mul.Tensor: _multiply,
     aten.div.Tensor: _multiply,
     aten.masked_fill.Tensor: _masked_fill,
+    aten.nll_loss.default: _nll,
+    aten.nll_loss_nd.default: _nll,
     aten.fill.Tensor: _overwrite,
     aten.fill.Scalar: _overwrite,
     aten.slice_scatter.default: _slice_scatter,

@@ -3,6 +3,8 @@
 Export writes what the model's author wrote: `split(x, 4)`, `x[..., :16]`, `x + 0`. What it already
 does itself (views become `reshape`, copies and identities go) is in `ir.export_graph`.
 
+A negative log likelihood of a log-softmax is a cross entropy.
+
 Left as they are, because each is an idea of its own: `linear`, `matmul`, `bmm`, `baddbmm`, and the
 `addmm` of Hugging Face's Conv1D, whose weight lies the other way round. Nothing is merged across
 nodes: equal layers must stay equal.

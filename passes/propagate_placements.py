@@ -18,15 +18,17 @@ from autoshard.compiler.pass_base import Numerics, Pass, PassContext
 from autoshard.compiler.registry import register
 from autoshard.dsl.resolve import ResolvedRule
 from autoshard.ir.graph_function import PARAM
-from autoshard.ir.node_info import info
+from autoshard.ir.node_info import info, val
 from autoshard.ir.params import ParamSpec
-from autoshard.ir.placement import REPLICATE, Placement, Replicate
+from autoshard.ir.placement import REPLICATE, Placement, Replicate, Shard
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import Choice, tensor_inputs
 from autoshard.passes._forms import FORMS
 from autoshard.passes._placing import Reader, reader_of
 from autoshard.passes._refusals import refuse
+
+UNPROVEN = "unproven: no placement rule for"  # what the remark on an unknown operator begins with
 
 
 @register
@@ -89,6 +91,8 @@ class _Propagation:
             return
         if choice.refusal:
             refuse(node, choice, self.reader, self.rule_of(node), self.ctx)
+        elif choice.proven:
+            self.note_gathered(node, choice)
         if not choice.proven:
             self.note_unproven(node, choice)
         self.record(node, choice.outs)
@@ -101,7 +105,18 @@ class _Propagation:
         """Say that an operator without a rule had split inputs."""
         split = [n for n in tensor_inputs(node) if not isinstance(self.reader.held(n), Replicate)]
         what = f"gathers {len(split)} inputs" if split else "runs whole on every rank"
-        self.ctx.missed(node, f"unproven: no placement rule for '{node.target}'; it {what}")
+        where = f" at {info(node).source}" if info(node).source else ""
+        self.ctx.missed(node, f"{UNPROVEN} '{node.target}'{where}; it {what}")
+
+    def note_gathered(self, node: Node, choice: Choice) -> None:
+        """Say which split values an operator reads whole, such as the logits of an argmax."""
+        if any(not isinstance(out, Replicate) for out in choice.outs):
+            return
+        for value, want in zip(tensor_inputs(node), choice.wants, strict=True):
+            have = self.reader.read(value)
+            if isinstance(have, Shard) and want == REPLICATE:
+                shape = list(val(value).shape)
+                self.ctx.missed(node, f"gathers {shape} {have}: '{node.target}' needs it whole")
 
     def record(self, node: Node, outs: tuple[Placement, ...]) -> None:
         """Write a node's placement; replicated is the default and is not written."""

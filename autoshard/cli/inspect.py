@@ -34,6 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--full", action="store_true", help="do not fold identical layers")
     parser.add_argument("--remarks", action="store_true", help="show what the passes remarked")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
+    strict = "refuse operators without a placement rule"
+    parser.add_argument("--strict", action="store_true", help=strict)
     add_common(parser)
     parser.set_defaults(run=run)
 
@@ -54,7 +56,13 @@ def _compile(args: argparse.Namespace, plan: Plan, until: str | None = None) -> 
 
     built = build_model(args.model)
     return compile_plan(
-        built.model, plan, built.batch, built.loss, world_size=args.world, until=until
+        built.model,
+        plan,
+        built.batch,
+        built.loss,
+        world_size=args.world,
+        until=until,
+        strict=args.strict,
     )
 
 

@@ -17,6 +17,7 @@ from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Repli
 from autoshard.ir.program import Program
 from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
 from autoshard.ir.rules.table import choose
+from autoshard.ir.user_line import place_of
 from autoshard.ops import collectives
 
 Value = Placement | None  # None: not known, something before it has no rule
@@ -74,8 +75,10 @@ class Inference:
             return None if count == 1 else (None,) * count
         choice = self._consistent_choice(node, ins)
         if not choice.proven:
-            self.unproven[str(node.target)] += 1
+            self.unproven[f"{node.target} at {place_of(info(node).source)}"] += 1
             return None if count == 1 else (None,) * count
+        if choice.instead:
+            self._report_form(node, ins, choice.instead)
         if not all(map(self._lies_as, tensor_inputs(node), ins, choice.wants)):
             self._report(node, ins, choice.wants)
         return choice.outs[0] if count == 1 else choice.outs
@@ -177,22 +180,33 @@ class Inference:
         scaled[placement.dim] *= self.axis.scale
         return tuple(scaled)
 
+    def _report_form(self, node: Node, ins: tuple[Value, ...], form: str) -> None:
+        """Report an operator that computes something else on parts than on the whole."""
+        held = ", ".join(str(placement) for placement in ins)
+        self.wrong.append(
+            f"{node.target} in {_place(node)}: can't run on operands that are {held};"
+            f" {form.replace('_', ' ')} could"
+        )
+
     def _report(self, node: Node, ins: tuple[Value, ...], wants: tuple[Value, ...]) -> None:
-        record = info(node)
         names = [str(n) for n in tensor_inputs(node)]
         bad = [
             f"operand {i} (%{name}) is {have}, must be {want}"
             for i, (name, have, want) in enumerate(zip(names, ins, wants, strict=True))
             if have != want
         ]
-        place = f"{record.path or 'model'} ({record.source or 'no source'})"
-        line = f", plan line {record.span.line}" if record.span else ""
-        self.wrong.append(f"{node.target} in {place}{line}: {'; '.join(bad)}")
+        self.wrong.append(f"{node.target} in {_place(node)}: {'; '.join(bad)}")
 
 
 def is_zero(node: Node) -> bool:
     """Tell whether a node makes zeros: the gradient of a parameter that has none."""
     return node.target in (torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default)
+
+
+def _place(node: Node) -> str:
+    record = info(node)
+    line = f", plan line {record.span.line}" if record.span else ""
+    return f"{record.path or 'model'} ({record.source or 'no source'}){line}"
 
 
 def _simplicity(choice: Choice) -> tuple[int, int]:

@@ -35,6 +35,8 @@ def source_placement(
     if port.name in program.constants:
         return REPLICATE
     if port.kind in (PARAM, BUFFER):
+        if port.name in program.constants:
+            return REPLICATE
         return _param_placement(program.params[port.name], axis)
     if port.kind == BATCH:
         leaf = next(leaf for leaf in program.leaves if leaf.name == port.name)

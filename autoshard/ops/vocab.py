@@ -28,7 +28,9 @@ from autoshard.ops.norm_checks import statistics_dtype
 
 
 # Embedding -----------------------------------------------------------------------------------
-def _owned(comm: Communicator, indices: Tensor, rows: int, axis: str) -> tuple[Tensor, Tensor]:
+def owned_indices(
+    comm: Communicator, indices: Tensor, rows: int, axis: str
+) -> tuple[Tensor, Tensor]:
     """Return the indices counted from this rank's first row, and which of them it owns."""
     local = indices - comm.index(axis) * rows
     return local, (local >= 0) & (local < rows)
@@ -37,7 +39,7 @@ def _owned(comm: Communicator, indices: Tensor, rows: int, axis: str) -> tuple[T
 def _run_embedding(
     comm: Communicator, weight: Tensor, indices: Tensor, axis: str, size: int, padding_idx: int = -1
 ) -> Tensor:
-    local, owned = _owned(comm, indices, weight.shape[0], axis)
+    local, owned = owned_indices(comm, indices, weight.shape[0], axis)
     found = F.embedding(local.where(owned, 0), weight)
     return found.masked_fill(~owned.unsqueeze(-1), 0)
 
@@ -51,7 +53,7 @@ def _run_embedding_backward(
     size: int,
     padding_idx: int = -1,
 ) -> Tensor:
-    local, owned = _owned(comm, indices, rows, axis)
+    local, owned = owned_indices(comm, indices, rows, axis)
     owned = owned & (indices != padding_idx)
     kept = grad.masked_fill(~owned.unsqueeze(-1), 0)
     # Rows that this rank does not own add their zeros to row 0.
@@ -95,7 +97,7 @@ vocab_embedding_backward = define(
 
 
 # Cross entropy -------------------------------------------------------------------------------
-def _real_columns(comm: Communicator, logits: Tensor, axis: str, classes: int) -> Tensor:
+def real_columns(comm: Communicator, logits: Tensor, axis: str, classes: int) -> Tensor:
     """Return which local columns are vocabulary and not padding, as [P/n]."""
     columns = torch.arange(logits.shape[-1], device=logits.device)
     return columns + comm.index(axis) * logits.shape[-1] < classes
@@ -111,12 +113,12 @@ def _run_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    real = _real_columns(comm, logits, axis, classes)
+    real = real_columns(comm, logits, axis, classes)
     wide = logits.to(statistics_dtype(logits.dtype))
     peak = wide.masked_fill(~real, -torch.inf).amax(-1)
     peak = comm.all_reduce_start(peak, axis, op="max").wait()
     shifted = wide - peak.unsqueeze(-1)
-    local, owned = _owned(comm, target, logits.shape[-1], axis)
+    local, owned = owned_indices(comm, target, logits.shape[-1], axis)
     picked = shifted.gather(-1, local.where(owned, 0).unsqueeze(-1)).squeeze(-1)
     terms = [shifted.exp().masked_fill(~real, 0).sum(-1), picked.masked_fill(~owned, 0)]
     if label_smoothing:
@@ -141,9 +143,9 @@ def _run_cross_entropy_backward(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    real = _real_columns(comm, logits, axis, classes)
+    real = real_columns(comm, logits, axis, classes)
     wide = logits.to(lse.dtype)
-    local, owned = _owned(comm, target, logits.shape[-1], axis)
+    local, owned = owned_indices(comm, target, logits.shape[-1], axis)
     slope = (wide - lse.unsqueeze(-1)).exp() - label_smoothing / classes
     # In slope's type from the start: 0.9 rounded to float32 would be 2e-8 off.
     hit = (owned.to(slope.dtype) * (label_smoothing - 1.0)).unsqueeze(-1)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from autoshard.diagnostics import AutoshardError
+from autoshard.diagnostics import AutoshardError, CheckpointError
 from autoshard.ir.batch import batch_leaves
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
@@ -178,6 +178,25 @@ class Engine:
         program, names = self._first.program, self._setup.names
         load_state(program, self._storage, self._control, names, state or {})
         self._unset -= {program.params[name].fqn for name in names}
+
+    def rng_state(self) -> dict[str, int]:
+        """Return what dropout masks follow from: the seed, and the number of the next step.
+
+        The same on all ranks. Save it beside the parameters and the optimizer's state: a resumed
+        run draws the masks that the uninterrupted one would have drawn.
+        """
+        return {"seed": self._seed, "step": self._counters.steps}
+
+    def load_rng_state(self, state: Mapping[str, int]) -> None:
+        """Go on drawing masks as the run did that gave ``state``; all ranks give the same."""
+        if set(state) != {"seed", "step"} or not all(
+            isinstance(v, int) and v >= 0 for v in state.values()
+        ):
+            raise CheckpointError(
+                f"this is no state of random numbers: {dict(state)}",
+                help="give what engine.rng_state() returned",
+            )
+        self._seed, self._counters.steps = state["seed"], state["step"]
 
     # what it is ---------------------------------------------------------------------------------
     @property

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard
 from autoshard.ir.rules import communication, table
 from autoshard.ir.rules.call import Call
-from autoshard.ops import collectives, vocab
+from autoshard.ops import collectives, vocab, vocab_logits
 from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.ops.library import spec
 from autoshard.ops.one_rank import OneRank
@@ -73,7 +73,39 @@ def embedding_backward_case(axis: str, size: int) -> tuple:
     return vocab.vocab_embedding_backward, given, embedding_backward
 
 
-VOCABULARY = (entropy_case, entropy_backward_case, embedding_case, embedding_backward_case)
+def logsumexp_case(axis: str, size: int) -> tuple:
+    given = (f(4, CLASSES), axis, size, CLASSES)
+    return vocab_logits.vocab_logsumexp, given, lambda x, *rest: x.logsumexp(-1)
+
+
+def logsumexp_backward_case(axis: str, size: int) -> tuple:
+    logits = f(4, CLASSES)
+    given = (f(4), logits, logits.logsumexp(-1), axis, size, CLASSES)
+
+    def reference(grad: torch.Tensor, x: torch.Tensor, *rest: object) -> torch.Tensor:
+        return grad.unsqueeze(-1) * x.softmax(-1)
+
+    return vocab_logits.vocab_logsumexp_backward, given, reference
+
+
+def gather_case(axis: str, size: int) -> tuple:
+    given = (f(4, CLASSES), ints(CLASSES, 4, 2), axis, size)
+    return vocab_logits.vocab_gather, given, lambda x, index, *rest: x.gather(-1, index)
+
+
+def gather_backward_case(axis: str, size: int) -> tuple:
+    given = (f(4, 2), ints(CLASSES, 4, 2), CLASSES // size, axis, size)
+
+    def reference(grad: torch.Tensor, index: torch.Tensor, *rest: object) -> torch.Tensor:
+        return grad.new_zeros(4, CLASSES).scatter_add(-1, index, grad)
+
+    return vocab_logits.vocab_gather_backward, given, reference
+
+
+VOCABULARY = (
+    *(entropy_case, entropy_backward_case, embedding_case, embedding_backward_case),
+    *(logsumexp_case, logsumexp_backward_case, gather_case, gather_backward_case),
+)
 
 
 def call_of(op: object, args: tuple, expected: tuple, size: int, axis: str) -> tuple[Call, list]:

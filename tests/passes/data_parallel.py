@@ -70,7 +70,8 @@ def _counts(program: Program, pieces: list[dict]) -> dict[str, torch.Tensor]:
     if program.prelude is None:
         return {}
     names = [port.name for port in program.prelude.inputs]
-    rows = [interpret(program.prelude, [piece[n] for n in names]) for piece in pieces]
+    held = [{**piece, **program.constants} for piece in pieces]
+    rows = [interpret(program.prelude, [given[n] for n in names]) for given in held]
     totals = [torch.stack(counts).sum(0).double() for counts in zip(*rows, strict=True)]
     return dict(zip((p.name for p in program.prelude.outputs), totals, strict=True))
 

@@ -154,13 +154,13 @@ def local_parameter(program: Program, name: str, value: torch.Tensor, index: int
 
 
 def assert_equal(
-    model: nn.Module, batch: dict, rules: dict[str, str], tp: int = 2, loss=None
+    model: nn.Module, batch: dict, rules: dict[str, str], tp: int = 2, loss=None, passes=()
 ) -> Program:
     """Check loss and every gradient on every rank against the plain model, in float64."""
     model = model.double()
     program = captured(model, batch, tp, loss)
     expected = reference(program, model, batch)
-    apply_passes(program, model, rules)
+    apply_passes(program, model, rules, passes)
     assert expected.loss.dtype == torch.float64
     scale = max(float(g.abs().max()) for g in expected.grads.values())
     for index, got in enumerate(run_ranks(program, model, batch, tp)):

@@ -131,6 +131,16 @@ def test_losses_over_the_same_targets_share_one_normalizer() -> None:
     assert len(program.prelude.outputs) <= 2
 
 
+def test_class_weights_weigh_the_targets_of_the_global_batch() -> None:
+    weight = torch.arange(1.0, WIDTH + 1).double()
+
+    def weighted(out: Tensor, b: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(out.flatten(0, 1), b["y"].flatten(), weight=weight)
+
+    program, _ = assert_parts_add_up(Mlp(), batch(), weighted)
+    assert [str(port) for port in program.prelude.inputs] == ["buffer:constant.0", "batch:y"]
+
+
 def test_a_second_run_changes_nothing() -> None:
     model, given, loss = tiny_hf("gpt2", batch=2, length=8, layers=1, dropout=0.1)
     program, ctx = globalized(model, given, loss)
@@ -168,11 +178,11 @@ BAD = {
     "a deviation over the batch": (lambda o, b: o.std(0).sum(), "mixes the samples"),
     "a softmax over the batch": (lambda o, b: (o.softmax(0) * o).sum(), "mixes the samples"),
     "a contrast of samples": (contrast, "mixes the samples"),
-    "class weights": (
+    "class weights of the model": (
         lambda o, b: F.cross_entropy(
-            o.flatten(0, 1), b["y"].flatten(), weight=torch.arange(1.0, WIDTH + 1).double()
+            o.flatten(0, 1), b["y"].flatten(), weight=o.detach().mean((0, 1))
         ),
-        "class weights",
+        "class weights of the model",
     ),
     "a position in the batch": (
         lambda o, b: (o.mean((1, 2)) * torch.arange(len(o))).mean(),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard, normalize
 from autoshard.ir.rules.call import Call, Choice, Rule
 from autoshard.ir.rules.factors import Factors, solve
-from autoshard.ops import collectives, dropout, vocab
+from autoshard.ops import collectives, dropout, vocab, vocab_logits
 
 Ends = Callable[[Call], Placement]
 ONLY_X = frozenset({0})
@@ -93,6 +93,41 @@ def _vocab_cross_entropy_backward(call: Call, ins: tuple[Placement, ...]) -> Cho
     return solve(Factors(labels, ((*rows, "v"),), whole=frozenset("v")), call, ins)
 
 
+def _vocab_logsumexp(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    rows = tuple(range(len(call.shapes[0]) - 1))
+    if call["axis"] == call.axis:
+        return Choice((_one_block(ins[0], len(rows)),), (REPLICATE,))
+    return solve(Factors(((*rows, "v"),), (rows,), whole=frozenset("v")), call, ins)
+
+
+def _vocab_logsumexp_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    rows = tuple(range(len(call.shapes[0])))
+    if call["axis"] == call.axis:
+        logits = _one_block(ins[1], len(rows))
+        return Choice((REPLICATE, logits, REPLICATE), (logits,))
+    labels = (rows, (*rows, "v"), rows)
+    factors = Factors(labels, ((*rows, "v"),), whole=frozenset("v"), linear=(ONLY_X,))
+    return solve(factors, call, ins)
+
+
+def _vocab_gather(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    rows = tuple(range(len(call.shapes[0]) - 1))
+    if call["axis"] == call.axis:
+        return Choice((_one_block(ins[0], len(rows)), REPLICATE), (PARTIAL,))
+    labels, out = ((*rows, "v"), (*rows, "k")), (*rows, "k")
+    factors = Factors(labels, (out,), whole=frozenset("vk"), linear=(ONLY_X,))
+    return solve(factors, call, ins)
+
+
+def _vocab_gather_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    rows = tuple(range(len(call.shapes[0]) - 1))
+    if call["axis"] == call.axis:
+        return Choice((REPLICATE, REPLICATE), (Shard(len(rows)),))
+    labels = ((*rows, "k"), (*rows, "k"))
+    factors = Factors(labels, ((*rows, "v"),), whole=frozenset("vk"), linear=(ONLY_X,))
+    return solve(factors, call, ins)
+
+
 TABLE: dict[object, Rule] = {
     collectives.copy_to: collective(_replicated, _replicated),
     collectives.all_reduce: collective(_partial, _replicated),
@@ -108,4 +143,8 @@ TABLE: dict[object, Rule] = {
     vocab.vocab_embedding_backward: _vocab_embedding_backward,
     vocab.vocab_cross_entropy: _vocab_cross_entropy,
     vocab.vocab_cross_entropy_backward: _vocab_cross_entropy_backward,
+    vocab_logits.vocab_logsumexp: _vocab_logsumexp,
+    vocab_logits.vocab_logsumexp_backward: _vocab_logsumexp_backward,
+    vocab_logits.vocab_gather: _vocab_gather,
+    vocab_logits.vocab_gather_backward: _vocab_gather_backward,
 }

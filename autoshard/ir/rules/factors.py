@@ -132,6 +132,13 @@ def is_padded(blocks: tuple[int, ...], extent: int) -> bool:
     return bool(blocks) and sum(blocks) != extent
 
 
+def is_split_last(call: Call, placement: Placement) -> bool:
+    """Tell whether the first input is split along its last dim, in one block, padded or not."""
+    if not isinstance(placement, Shard) or placement.dim != len(call.shapes[0]) - 1:
+        return False
+    return len(placement.blocks) <= 1
+
+
 def _sharded(factors: Factors, call: Call, label: Label, blocks: tuple[int, ...]) -> Choice:
     wants = tuple(
         _along(labels, label, blocks, shape)

@@ -8,7 +8,7 @@ import torch
 
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard
 from autoshard.ir.rules.call import Call, Choice, Rule, TensorRef
-from autoshard.ir.rules.factors import Factors, Label, Labels, broadcast, solve
+from autoshard.ir.rules.factors import Factors, Label, Labels, broadcast, is_split_last, solve
 from autoshard.ir.rules.pointwise import overloads
 
 aten = torch.ops.aten
@@ -88,6 +88,8 @@ def _gather(call: Call, ins: tuple[Placement, ...]) -> Choice:
     """
     x, index = call.shapes
     dim = call.dim()
+    if dim == len(x) - 1 and x[:-1] == index[:-1] and is_split_last(call, ins[0]):
+        return Choice((ins[0], REPLICATE), (PARTIAL,), instead="vocab_gather")
     own = tuple("d" if i == dim else i for i in range(len(x)))
     labels = tuple(
         "e" if i == dim else (i if x[i] == index[i] else ("cut", i)) for i in range(len(index))

@@ -27,8 +27,11 @@ def _cross_entropy(call: Call, ins: tuple[Placement, ...]) -> Choice:
     all_labels = (labels, rows if indices else labels, *((("c",),) if weight else ()))
     out, sums, whole = _reduced(call, rows)
     split = isinstance(ins[0], Shard) and labels[ins[0].dim] == "c"
-    if split and indices and not weight and rank == 2:
-        return Choice((ins[0], REPLICATE), (REPLICATE,), instead="vocab_cross_entropy")
+    # Weights of classes and smoothing together weigh each column by itself.
+    plain = not (weight and call["label_smoothing"])
+    if split and indices and rank > 1 and plain:
+        wants = (ins[0], *(REPLICATE,) * (len(ins) - 1))
+        return Choice(wants, (REPLICATE,), instead="vocab_cross_entropy")
     return solve(Factors(all_labels, (out,), sums, whole | {"c"}), call, ins)
 
 

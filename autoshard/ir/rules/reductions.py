@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from autoshard.ir.placement import PARTIAL, Placement
+from autoshard.ir.placement import PARTIAL, REPLICATE, Placement
 from autoshard.ir.rules.call import Call, Choice, Rule
-from autoshard.ir.rules.factors import NONE, Factors, Labels, solve
+from autoshard.ir.rules.factors import NONE, Factors, Labels, is_split_last, solve
 from autoshard.ir.rules.pointwise import overloads
 
 aten = torch.ops.aten
@@ -45,6 +45,20 @@ def _mean(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 def _whole(call: Call, ins: tuple[Placement, ...]) -> Choice:
     return _reduce(call, ins, sums=False)
+
+
+def _logsumexp(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """A split last dim needs the form that speaks to the other ranks; see ops/vocab_logits."""
+    if call.dims() == (len(call.shapes[0]) - 1,) and is_split_last(call, ins[0]):
+        return Choice(ins, (REPLICATE,), instead="vocab_logsumexp")
+    return _reduce(call, ins, sums=False)
+
+
+def _softmax(call: Call, ins: tuple[Placement, ...]) -> Choice:
+    """A split last dim needs the form by way of a logsumexp over all ranks."""
+    if call.dim() == len(call.shapes[0]) - 1 and is_split_last(call, ins[0]):
+        return Choice(ins, ins, instead="vocab_softmax")
+    return along("dim")(call, ins)
 
 
 def _triangle(call: Call, ins: tuple[Placement, ...]) -> Choice:
@@ -99,18 +113,21 @@ TABLE: dict[object, Rule] = {
             "amax.default amin.default max.default min.default max.dim min.dim argmax.default"
             " argmin.default any.default any.dim any.dims all.default all.dim all.dims prod.default"
             " prod.dim_int var.correction var.dim std.correction std.dim var_mean.correction"
-            " logsumexp.default norm.ScalarOpt_dim linalg_vector_norm.default median.dim"
+            " norm.ScalarOpt_dim linalg_vector_norm.default median.dim"
             " count_nonzero.dim_IntList count_nonzero.default aminmax.default var_mean.dim"
         ),
         _whole,
     ),
     **dict.fromkeys(
         overloads(
-            "softmax.int log_softmax.int _safe_softmax.default _softmax.default"
-            " _log_softmax.default logcumsumexp.default cumprod.default sort.default"
+            "_safe_softmax.default logcumsumexp.default cumprod.default sort.default"
             " argsort.default glu.default cummax.default cummin.default"
         ),
         along("dim"),
+    ),
+    aten.logsumexp.default: _logsumexp,
+    **dict.fromkeys(
+        overloads("softmax.int log_softmax.int _softmax.default _log_softmax.default"), _softmax
     ),
     **dict.fromkeys(overloads("cumsum.default"), along("dim", linear=True)),
     **dict.fromkeys(overloads("diff.default"), _diff),
