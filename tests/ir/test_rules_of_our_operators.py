@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard
 from autoshard.ir.rules import communication, table
-from autoshard.ir.rules.call import Call
+from autoshard.ir.rules.call import Call, Choice
+from autoshard.ops import bias_dropout_add_layer_norm as fused
 from autoshard.ops import collectives, vocab, vocab_logits
 from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.ops.library import spec
@@ -201,6 +202,47 @@ def test_dropout_draws_the_parts_of_one_mask(size: int) -> None:
         extent = whole.shape[placement.dim] if isinstance(placement, Shard) else 0
         got = whole_of(ranks.on_ranks(size, work), placement, extent)
         torch.testing.assert_close(got, whole, rtol=1e-10, atol=1e-10)
+
+
+PLACE = (RNG, 0.5, 2, -1, 1, [], [], [], [], [])
+
+
+def fused_norm_case() -> tuple:
+    return fused.bias_dropout_add_layer_norm, (
+        *(f(2, 4, 8), f(8), f(2, 4, 8), f(8), f(8), 1e-5),
+        *PLACE,
+    )
+
+
+def fused_norm_backward_case() -> tuple:
+    op, given = fused_norm_case()
+    _, s, mean, rstd = spec(op).run(OneRank(), *given)
+    backward = torch.ops.autoshard.bias_dropout_add_layer_norm_backward.default
+    return backward, (f(2, 4, 8), f(2, 4, 8), s, mean, rstd, given[3], True, True, *PLACE)
+
+
+@pytest.mark.parametrize("case", [fused_norm_case, fused_norm_backward_case])
+def test_a_norm_fused_with_dropout_draws_the_parts_of_one_mask(case) -> None:
+    op, args = case()
+    expected = tensors_of(spec(op).run(OneRank(), *args))
+    call, values = call_of(op, args, expected, 2, "tp")
+    for choice in dict.fromkeys(table.choose(call, ins) for ins in combinations(values, 2)):
+        held = [parts_of(v, p, 2) for v, p in zip(values, choice.wants, strict=True)]
+        parts = ranks.on_ranks(2, lambda comm, h=held, c=choice: run_fused(op, args, h, c, comm))
+        for place, (want, placement) in enumerate(zip(expected, choice.outs, strict=True)):
+            extent = want.shape[placement.dim] if isinstance(placement, Shard) else 0
+            got = whole_of([p[place] for p in parts], placement, extent)
+            torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def run_fused(op: object, args: tuple, held: list, choice: Choice, comm: object) -> tuple:
+    """Run a fused norm on one rank's rows, told where they lie."""
+    own = iter([parts[comm.index("tp")] for parts in held])
+    given = tuple(next(own) if isinstance(a, torch.Tensor) else a for a in args)
+    split = choice.outs[0]
+    if isinstance(split, Shard):
+        given = fused.sharded(given, split.dim, split.blocks, "tp", 2)
+    return tensors_of(spec(op).run(comm, *given))
 
 
 def test_what_releases_a_buffer_has_no_value() -> None:
