@@ -49,8 +49,9 @@ class Executable:
         self.readers = _readers(storage, self.reads)
         self.last_stage = len(program.stages) - 1
         needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)
-        has_prelude = prelude is not None and needs_count
-        self.prelude = Prelude(program, prelude, self.constants) if has_prelude else None
+        self.prelude = None
+        if prelude is not None and needs_count:
+            self.prelude = Prelude(program, prelude, self.constants)
 
     def step(
         self, microbatches: Sequence[Leaves], weight: float = 1.0, *, seed: int = 0, index: int = 0
