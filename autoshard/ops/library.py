@@ -103,4 +103,4 @@ def bound(op: object, kernels: str = "auto") -> tuple[Callable[..., object], boo
         return (own.reference if is_reference and own.reference else own.run), True
     if direct is not None:
         return (direct.reference if is_reference else direct.function), False
-    return op, False  # type: ignore[return-value]
+    return op, False
