@@ -18,11 +18,12 @@ from autoshard.ir.capture import capture
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.ir.promote import promote
+from autoshard.passes.fuse_add_layer_norm import FuseAddLayerNorm
 from autoshard.passes.globalize_loss import GlobalizeLoss
 from autoshard.passes.pipelines import default_pipeline
 from autoshard.passes.propagate_placements import UNPROVEN
 from autoshard.plan import Plan
-from autoshard.proof.plain import PlainGraph
+from autoshard.proof.plain import PlainGraph, is_only_compared_fused
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def compile_plan(
     def watch(step: Pass, current: Program) -> None:
         if step.name == GlobalizeLoss.name:
             kept.append(PlainGraph.of(current))
+        elif step.name == FuseAddLayerNorm.name and is_only_compared_fused(current):
+            kept[:] = [PlainGraph.of(current)]
         if observe is not None:
             observe(step, current)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from autoshard.testing.equivalence import (
     compare_compiled,
     reference_run,
 )
+from autoshard.testing.kernel_check import kernel_row
 
 
 def verify(
@@ -57,6 +58,7 @@ def verify(
             mutate(doubled.program)
         whole = global_batch(batch, resolved)
         rows.append(timed(lambda: _numbers(model, doubled.program, whole, loss, steps)))
+    rows += [_generated(rows), timed(lambda: kernel_row(compiled.program)), _optimizer(rows, steps)]
     return Verdict(tuple(rows))
 
 
@@ -72,6 +74,25 @@ def _capture(captured: Program) -> Row:
     return Row("capture", Status.CHECKED, summary)
 
 
+def _has_run(rows: Sequence[Row]) -> bool:
+    return rows[-1].link == "numbers" and rows[-1].status is Status.CHECKED
+
+
+def _generated(rows: Sequence[Row]) -> Row:
+    """Lock step runs the very text that ranks run; without it nothing compares text and graph."""
+    if _has_run(rows):
+        return Row("code generation", Status.CHECKED, "lock step ran the code that ranks run")
+    return Row("code generation", Status.UNPROVEN, "its code was not run")
+
+
+def _optimizer(rows: Sequence[Row], steps: int) -> Row:
+    if _has_run(rows):
+        return Row(
+            "optimizer", Status.CHECKED, f"norm, clipping, {steps} AdamW steps on all shards"
+        )
+    return Row("optimizer", Status.UNPROVEN, "no step was made")
+
+
 def _numbers(
     model: nn.Module,
     program: Program,
@@ -85,20 +106,32 @@ def _numbers(
         comparison = compare_compiled(program, model, batch, reference)
     except AutoshardError as error:
         return Row("numbers", Status.WRONG, "lock step stopped", (str(error),))
-    return _judge(comparison, program.mesh.world_size, steps)
+    return _judge(comparison, program, steps)
 
 
-def _judge(comparison: Comparison, ranks: int, steps: int) -> Row:
+def _judge(comparison: Comparison, program: Program, steps: int) -> Row:
     wrong = comparison.first_wrong()
     if wrong is not None:
         finding = (
             f"first difference: {wrong.what}, step {wrong.step}: relative error {wrong.error:.2e}, "
-            f"ours / reference = {wrong.ratio:.4g}"
+            f"ours / reference = {wrong.ratio:.4g}{ratio_hint(wrong.ratio, program)}"
         )
         return Row("numbers", Status.WRONG, "lock step differs from the plain model", (finding,))
     worst = comparison.worst
     summary = (
-        f"{ranks} ranks, {steps} steps in float64: loss, gradients, norm and parameters within "
-        f"{worst.error:.1e} (limit {TOLERANCE:.0e})"
+        f"{program.mesh.world_size} ranks, {steps} steps in float64: loss, gradients, norm and "
+        f"parameters within {worst.error:.1e} (limit {TOLERANCE:.0e})"
     )
     return Row("numbers", Status.CHECKED, summary)
+
+
+def ratio_hint(ratio: float, program: Program) -> str:
+    """Say which degree of parallelism a wrong factor looks like; "" for none."""
+    sizes = {name: program.mesh.size(name) for name in ("tp", "dp", "pp")}
+    sizes["the number of micro-batches"] = program.num_microbatches
+    for name, size in sizes.items():
+        if size > 1 and abs(ratio - size) < 1e-3 * size:
+            return f": a factor {name}"
+        if size > 1 and abs(ratio * size - 1) < 1e-3:
+            return f": a factor 1 / {name}"
+    return ""

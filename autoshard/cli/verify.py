@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; 1 when something is wrong (or, with --strict, unproven)."""
+    """Print the verdict; 3 when the program is wrong, our mistake; 1 with --strict on unproven."""
     if args.schedule:
         return _run_schedule(args.schedule)
     if not args.plan or not args.model:
@@ -49,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
     )
     print(json.dumps(verdict.to_json(), indent=2) if args.json else verdict)
-    return 0 if (verdict.is_complete if args.strict else verdict.is_good) else 1
+    if not verdict.is_good:
+        print("this is a mistake of ours: please report it with the plan and the rows above")
+        return 3
+    return 1 if args.strict and not verdict.is_complete else 0
 
 
 def _run_schedule(path: str) -> int:

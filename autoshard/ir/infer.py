@@ -19,6 +19,7 @@ from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_in
 from autoshard.ir.rules.table import choose
 from autoshard.ir.user_line import place_of
 from autoshard.ops import collectives
+from autoshard.ops.dropout import DropoutArgs, dropout
 
 Value = Placement | None  # None: not known, something before it has no rule
 
@@ -59,6 +60,15 @@ class Inference:
         for node in function.graph.nodes:
             if node.op == "call_function" and node.target is not collectives.release:
                 self.env[node] = self._infer(node)
+                self._check_waited(node)
+
+    def _check_waited(self, node: Node) -> None:
+        """Refuse a reader of what a collective has only started: it may not be there yet."""
+        if node.target not in collectives.STARTS:
+            return
+        for user in node.users:
+            if user.target is not collectives.wait:
+                self._wrong(user, f"reads %{node.name}, a collective that was only started")
 
     def _infer(self, node: Node) -> Value | tuple[Value, ...]:
         if node.target is operator.getitem:
@@ -73,15 +83,30 @@ class Inference:
             if not self._passes_on_bucket(node):
                 self.unknown[str(node.target)] += 1
             return None if count == 1 else (None,) * count
+        if _is_float_cast(node) and isinstance(ins[0], Partial):
+            return ins[0]  # linear, rounding aside; passes reduce before they cast
         choice = self._consistent_choice(node, ins)
         if not choice.proven:
             self.unproven[f"{node.target} at {place_of(info(node).source)}"] += 1
             return None if count == 1 else (None,) * count
         if choice.instead:
             self._report_form(node, ins, choice.instead)
+        if node.target is dropout:
+            self._check_mask(node, ins[0])
         if not all(map(self._lies_as, tensor_inputs(node), ins, choice.wants)):
             self._report(node, ins, choice.wants)
         return choice.outs[0] if count == 1 else choice.outs
+
+    def _check_mask(self, node: Node, held: Placement) -> None:
+        """Check that a dropout knows which part of the global value this rank's part is."""
+        args = DropoutArgs(*node.args)
+        told = [d for d, axis in zip(args.dims, args.axes, strict=True) if axis == self.axis.name]
+        if self.axis.name == "dp":
+            told = [] if args.batch_dim < 0 else [args.batch_dim]
+        elif self.axis.scale == 1:
+            return  # shapes are global: what a rank draws is not decided yet
+        if told != ([held.dim] if isinstance(held, Shard) else []):
+            self._wrong(node, f"reads {held} and draws its mask as if it were split along {told}")
 
     def _lies_as(self, node: Node, have: Placement, want: Placement) -> bool:
         """Tell whether an operand may be read as ``want``; over dp constants lie either way."""
@@ -151,7 +176,7 @@ class Inference:
         """Return the placement of the parameter that is read out of a gathered flat bucket."""
         spec = self._param_at(node)
         if spec is None:
-            self.wrong.append(f"{node.name}: no parameter lies at {node.args[1]} of its bucket")
+            self._wrong(node, f"no parameter lies at {node.args[1]} of its bucket")
             return None
         return spec.placements.get(self.axis.name, REPLICATE)
 
@@ -195,7 +220,14 @@ class Inference:
             for i, (name, have, want) in enumerate(zip(names, ins, wants, strict=True))
             if have != want
         ]
-        self.wrong.append(f"{node.target} in {_place(node)}: {'; '.join(bad)}")
+        self._wrong(node, "; ".join(bad))
+
+    def _wrong(self, node: Node, what: str) -> None:
+        self.wrong.append(f"{node.target} in {_place(node)}: {what}")
+
+
+def _is_float_cast(node: Node) -> bool:
+    return node.target is torch.ops.aten._to_copy.default and val(node).is_floating_point()
 
 
 def is_zero(node: Node) -> bool:

@@ -200,6 +200,7 @@ tied_all_reduce = define(
 )
 
 
+STARTS = frozenset({all_reduce_start, all_gather_start, reduce_scatter_start})
 # What moves a whole flat bucket and looks at nothing in it.
 ON_BUCKETS = frozenset(
     {

@@ -6,7 +6,7 @@ they compute the same numbers is tested operator by operator; here it is assumed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import torch
@@ -14,11 +14,16 @@ from torch.fx import Node
 
 from autoshard.ir.node_info import val
 from autoshard.ir.rules.call import Shape, bound_arguments
+from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
+from autoshard.ops import add_rms_norm as _add_rms_module  # noqa: F401
 from autoshard.ops import vocab
+from autoshard.ops.bias_dropout_add_layer_norm import backward as dropout_add_norm_backward
+from autoshard.ops.bias_dropout_add_layer_norm import bias_dropout_add_layer_norm
 from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.proof.reader import Reader, Reading, Value, reduction
 
 aten = torch.ops.aten
+RMS_NORM = "fused add and RMSNorm"
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
 
 
@@ -49,7 +54,7 @@ def _norm_gradients(reader: Reader, held: Iterable[int]) -> tuple[int, ...]:
     return tuple(reader.terms.make("item", (norm,), i) for i in range(3))
 
 
-def _add_layer_norm(reader: Reader, node: Node) -> Value:
+def _read_add_layer_norm(reader: Reader, node: Node) -> Value:
     """``add_layer_norm(x, r)`` is ``s = x + r`` and ``layer_norm(s)``."""
     reader.used.add("fused add and LayerNorm")
     x, residual, weight, bias, eps = node.args
@@ -65,6 +70,47 @@ def _add_layer_norm_backward(reader: Reader, node: Node) -> Value:
     if ds is not None:
         dx = reader.terms.add(dx, reader.env[ds])
     return dx, *rest
+
+
+def _dropout_add_layer_norm(reader: Reader, node: Node) -> Value:
+    """``s = dropout(x + input_bias) + residual`` and ``layer_norm(s)``."""
+    reader.used.add("fused bias, dropout, add and LayerNorm")
+    x, input_bias, residual, weight, bias, eps, *place = node.args
+    inner = reader.env[x]
+    if input_bias is not None:
+        inner = reader.terms.add(inner, reader.env[input_bias])
+    dropped = _masked(reader, inner, x, place)
+    total = reader.terms.add(dropped, reader.env[residual])
+    y, mean, rstd = _normed(reader, total, weight, bias, eps)
+    return y, total, mean, rstd
+
+
+def _dropout_add_layer_norm_backward(reader: Reader, node: Node) -> Value:
+    dy, ds, s, mean, rstd, weight, _, has_input_bias, *place = node.args
+    held = [reader.env[n] for n in (dy, s, mean, rstd, weight) if n is not None]
+    total, dweight, dbias = _norm_gradients(reader, held)
+    if ds is not None:
+        total = reader.terms.add(total, reader.env[ds])
+    dx = _masked(reader, total, s, place)
+    rows = range(val(s).dim() - 1)
+    summed = reduction(reader.terms, "sum", dx, reader.shape(s), rows) if has_input_bias else dx
+    return dx, total, summed, dweight, dbias
+
+
+def _masked(reader: Reader, x: int, like: Node, place: Sequence[object]) -> int:
+    args = DropoutArgs(like, *place)
+    attrs = args.p, args.site, args.batch_dim, args.rows
+    return reader.terms.make("dropout", (x, reader.env[args.rng]), *attrs, reader.shape(like))
+
+
+def _add_rms_norm(reader: Reader, node: Node) -> Value:
+    """Read as it stands: the plain side holds the same fused node."""
+    reader.used.add(RMS_NORM)
+    held = [reader.env[n] for n in node.all_input_nodes]
+    given = tuple(isinstance(a, Node) for a in node.args)
+    rest = [a for a in node.args if not isinstance(a, Node)]
+    number = reader.terms.make(str(node.target), held, given, *rest)
+    return tuple(reader.terms.make("item", (number,), i) for i in range(len(val(node))))
 
 
 def _embedding(reader: Reader, node: Node) -> Value:
@@ -167,25 +213,27 @@ def _vocab_cross_entropy_backward(reader: Reader, node: Node) -> Value:
         return None
     children = tuple(reader.env[n] for n in (grad, logits, target))
     if reader.env[lse] != reader.terms.make("log_sum_exp", children[1:2], classes):
-        return None
+        children = (*children, reader.env[lse])  # not the one of these logits
     ignored = rest[0] if rest else -100
     return reader.terms.make("cross_entropy_backward", children, ignored, classes)
 
 
 def _dropout(reader: Reader, node: Node) -> Value:
     """The mask follows the global element, so only how the rank's part lies is erased."""
-    args = DropoutArgs(*node.args)
+    x, *place = node.args
     reader.used.add("dropout by counter")
-    children = reader.env[args.x], reader.env[args.rng]
-    attrs = args.p, args.site, args.batch_dim, args.rows
-    return reader.terms.make("dropout", children, *attrs, reader.shape(args.x))
+    return _masked(reader, reader.env[x], x, place)
 
 
 TABLE: dict[object, Reading] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    torch.ops.autoshard.add_layer_norm.default: _add_layer_norm,
+    torch.ops.autoshard.add_layer_norm.default: _read_add_layer_norm,
     torch.ops.autoshard.add_layer_norm_backward.default: _add_layer_norm_backward,
+    bias_dropout_add_layer_norm: _dropout_add_layer_norm,
+    dropout_add_norm_backward: _dropout_add_layer_norm_backward,
+    torch.ops.autoshard.add_rms_norm.default: _add_rms_norm,
+    torch.ops.autoshard.add_rms_norm_backward.default: _add_rms_norm,
     aten.embedding.default: _embedding,
     vocab.vocab_embedding: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,

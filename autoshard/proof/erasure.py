@@ -16,7 +16,6 @@ from torch.fx import Node
 from autoshard.ir.graph_function import (
     ACCUMULATED,
     BOUNDARY,
-    COUNT,
     FLAT,
     FLAT_GRAD,
     FULL,
@@ -25,7 +24,6 @@ from autoshard.ir.graph_function import (
     OUTPUT,
     SAVED,
     TANGENT,
-    GraphFunction,
     Port,
 )
 from autoshard.ir.node_info import info
@@ -34,8 +32,9 @@ from autoshard.ir.placement import Shard
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.rules.call import Shape, shapes_of
 from autoshard.ops import collectives
+from autoshard.proof.composites import RMS_NORM
 from autoshard.proof.normal_form import READINGS
-from autoshard.proof.plain import PlainGraph, PlainTerms, plain_terms, seed
+from autoshard.proof.plain import PlainGraph, PlainSide, counts, seed
 from autoshard.proof.reader import Maker, Reader, Value
 from autoshard.proof.terms import Terms
 from autoshard.proof.types import Placed
@@ -55,17 +54,18 @@ class ErasureFindings:
     equal: int = 0  # outputs and gradients that are the same term on both sides
 
 
-def check_erasure(program: Program, plain: PlainGraph, placed: Placed) -> ErasureFindings:
+def check_erasure(
+    program: Program, plain: PlainGraph | PlainSide, placed: Placed
+) -> ErasureFindings:
     """Compare a program below level JOINT with the plain forward graph it was made from.
 
-    ``placed`` are the placements along tp that ``check_types`` found.
+    ``placed`` are the placements along tp that ``check_types`` found. A plain side that was read
+    before may be given in place of its graph.
     """
-    terms = Terms()
-    left = Reader(terms, shapes_of, READINGS)
-    wanted = plain_terms(plain.forward, program.params, left)
-    right = _Joined(program, placed, terms)
+    side = plain if isinstance(plain, PlainSide) else PlainSide.read(plain, program.params)
+    right = _Joined(program, placed, side.reader.terms)
     right.read()
-    return _Comparison(program, wanted, left, right).findings(plain.prelude)
+    return _Comparison(program, side, right).findings()
 
 
 class _Joined:
@@ -247,18 +247,18 @@ class _Joined:
 class _Comparison:
     """Puts both sides next to each other."""
 
-    def __init__(self, program: Program, wanted: PlainTerms, left: Reader, right: _Joined) -> None:
-        self.program, self.wanted, self.left, self.right = program, wanted, left, right
-        self.terms = left.terms
+    def __init__(self, program: Program, side: PlainSide, right: _Joined) -> None:
+        self.program, self.side, self.left, self.right = program, side, side.reader, right
+        self.terms = side.reader.terms
         self.found = ErasureFindings()
 
-    def findings(self, prelude: GraphFunction | None) -> ErasureFindings:
+    def findings(self) -> ErasureFindings:
         """Compare outputs, counts and gradients, in this order."""
         for problem in self.right.problems:
             self.found.wrong.append(problem)
-        for port, number in self.wanted.outputs.items():
+        for port, number in self.side.wanted.outputs.items():
             self._compare(str(port), number, self.right.values.get(port))
-        self._compare_counts(prelude)
+        self._compare_counts()
         for stage, bucket in self._stored():
             parts = self.right.parts(stage, bucket)
             if not parts:
@@ -266,7 +266,7 @@ class _Comparison:
                     f"gradient of bucket '{bucket.name}'", None, self.right.gradient(stage, bucket)
                 )
             for fqn, number in parts.items():
-                want = self.wanted.gradients.get(fqn)
+                want = self.side.wanted.gradients.get(fqn)
                 self._compare(f"gradient of '{fqn}' (stage {stage})", want, number)
         self.found.rewrites = tuple(sorted(self.left.used | self.right.reader.used))
         return self.found
@@ -278,21 +278,11 @@ class _Comparison:
                 if trained and self.program.training:
                     yield stage, bucket
 
-    def _compare_counts(self, prelude: GraphFunction | None) -> None:
+    def _compare_counts(self) -> None:
         """The prelude counts what normalizers stand for: it must be as it was written."""
-        both = []
-        for function in (prelude, self.program.prelude):
-            reader = Reader(self.terms, shapes_of, READINGS, makers=self.left.makers)
-            if function is None:
-                both.append({})
-                continue
-            for port, node in zip(function.inputs, function.placeholders, strict=True):
-                reader.env[node] = self.terms.make(port.kind, (), port.name)
-            reader.run(function.graph.nodes)
-            named = function.named_results(COUNT).items()
-            both.append({name: reader.env[node] for name, node in named})
-        for name in dict.fromkeys((*both[0], *both[1])):
-            self._compare(f"count '{name}'", both[0].get(name), both[1].get(name))
+        have = counts(self.program.prelude, self.left)
+        for name in dict.fromkeys((*self.side.counts, *have)):
+            self._compare(f"count '{name}'", self.side.counts.get(name), have.get(name))
 
     def _compare(self, what: str, want: int | None, have: int | None) -> None:
         if want == have:
@@ -318,9 +308,11 @@ class _Comparison:
 
     def _unread(self) -> str:
         """Return why a difference may be ours: what the comparison could not read."""
-        ops = sorted(self.right.reader.unread)
+        ops = sorted({*self.right.reader.unread, *self.left.unread})
         if ops:
             return f"nothing here reads {', '.join(ops)}"
+        if RMS_NORM in self.left.used and len(self.program.stages) > 1:
+            return "a fused RMSNorm that a stage boundary splits has another spelling in backward"
         if self.right.unknown:
             node = next(iter(self.right.unknown))
             return f"the placement of %{node} ({node.target}) is not known"

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
+from autoshard.diagnostics import AutoshardError
 from autoshard.ir.communication import node_traffic
 from autoshard.ir.graph_function import BOUNDARY, TANGENT, GraphFunction
+from autoshard.ir.invariants_schedule import check_schedulable
 from autoshard.ir.node_info import info, val
 from autoshard.ir.program import Program
 from autoshard.mesh import Axis, Mesh
@@ -19,6 +21,7 @@ from autoshard.schedule.action import RECVS, SENDS, Action, Kind
 from autoshard.schedule.event import Event
 from autoshard.schedule.order import OrderVerdict, Semantics, prove_order
 
+WEIGHTS = (Kind.B, Kind.W)
 PHASES_OF = {
     Kind.F: ("F",),
     Kind.I: ("I",),
@@ -33,6 +36,24 @@ def prove_program(program: Program, semantics: Semantics = "rendezvous") -> Orde
     """Return whether all ranks' programs, schedule and graphs together, admit a run."""
     mesh = shrink(program.mesh)
     return prove_order([rank_events(program, mesh, r) for r in range(mesh.world_size)], semantics)
+
+
+def schedule_problems(program: Program) -> list[str]:
+    """Return which rules the schedule breaks: complete, in order, each gradient reduced once."""
+    try:
+        check_schedulable(program)
+    except AutoshardError as error:
+        return [str(error)]
+    found = []
+    for stage in program.stages:
+        actions = [a for row in program.schedule.ranks for a in row if a.stage == stage.index]
+        reduced = sum(a.kind is Kind.REDUCE_GRAD for a in actions)
+        if reduced != ("R" in stage.phases):
+            found.append(f"stage {stage.index} reduces its gradients {reduced} times in a step")
+        last = max((i for i, a in enumerate(actions) if a.kind in WEIGHTS), default=-1)
+        if any(a.kind is Kind.REDUCE_GRAD for a in actions[:last]):
+            found.append(f"stage {stage.index} reduces before its last weight gradient")
+    return found
 
 
 def shrink(mesh: Mesh) -> Mesh:

@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from autoshard.ir.extract import extract
-from autoshard.ir.graph_function import LOSS, PARAM, GraphFunction, Port
+from autoshard.ir.graph_function import COUNT, LOSS, PARAM, GraphFunction, Port
 from autoshard.ir.lower import Differentiation, lower
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import ParamTable
@@ -52,6 +52,22 @@ class PlainTerms:
     gradients: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class PlainSide:
+    """A plain graph read as terms; many programs may be compared with it."""
+
+    reader: Reader
+    wanted: PlainTerms
+    counts: Mapping[str, int]
+
+    @classmethod
+    def read(cls, plain: PlainGraph, params: ParamTable) -> PlainSide:
+        """Read loss, gradients and counts of a plain graph."""
+        reader = Reader(Terms(), shapes_of, READINGS)
+        wanted = plain_terms(plain.forward, params, reader)
+        return cls(reader, wanted, counts(plain.prelude, reader))
+
+
 @dataclass
 class _Segment:
     """Consecutive nodes of one layer; values of other segments come in and go out."""
@@ -62,6 +78,17 @@ class _Segment:
     outputs: list[Node] = field(default_factory=list)
     joint: GraphFunction | None = None
     first_layer: str = ""  # the layer that was differentiated in place of this one
+
+
+def is_only_compared_fused(program: Program) -> bool:
+    """Tell whether a fused operator is in use whose backward has no spelling in plain operators.
+
+    Then the plain graph is the one that holds it, and the fusion is a named rewrite.
+    """
+    if program.forward is None:
+        return False
+    op = torch.ops.autoshard.add_rms_norm.default
+    return any(node.target is op for node in program.forward.graph.nodes)
 
 
 def plain_terms(function: GraphFunction, params: ParamTable, reader: Reader) -> PlainTerms:
@@ -87,6 +114,17 @@ def plain_terms(function: GraphFunction, params: ParamTable, reader: Reader) -> 
     }
     named = function.named(PARAM).items()
     return PlainTerms(outputs, {name: held[node] for name, node in named if node in held})
+
+
+def counts(prelude: GraphFunction | None, like: Reader) -> dict[str, int]:
+    """Return the terms of what a prelude counts."""
+    if prelude is None:
+        return {}
+    reader = Reader(like.terms, shapes_of, READINGS, makers=like.makers, place="prelude")
+    for port, node in zip(prelude.inputs, prelude.placeholders, strict=True):
+        reader.env[node] = reader.terms.make(port.kind, (), port.name)
+    reader.run(prelude.graph.nodes)
+    return {name: reader.env[node] for name, node in prelude.named_results(COUNT).items()}
 
 
 def seed(terms: Terms) -> int:

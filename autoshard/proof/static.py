@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from autoshard.ir.program import Program
 from autoshard.proof.erasure import ErasureFindings, check_erasure
-from autoshard.proof.order import prove_program
-from autoshard.proof.plain import PlainGraph
+from autoshard.proof.order import prove_program, schedule_problems
+from autoshard.proof.plain import PlainGraph, PlainSide
 from autoshard.proof.types import TypeFindings, check_types
 from autoshard.proof.verdict import Row, Status
 
 SHOWN = 8  # findings of one row that are printed
 
 
-def static_rows(program: Program, plain: PlainGraph | None) -> tuple[Row, ...]:
+def static_rows(program: Program, plain: PlainGraph | PlainSide | None) -> tuple[Row, ...]:
     """Return the rows of types, erasure and order for a program after the last pass."""
     start = time.perf_counter()
     found = check_types(program)
@@ -42,7 +42,7 @@ def _types(found: TypeFindings, seconds: float) -> Row:
     return Row("types", Status.PROVED, f"{found.nodes} placements re-inferred", (), seconds)
 
 
-def _erasure(program: Program, plain: PlainGraph | None, types: TypeFindings) -> Row:
+def _erasure(program: Program, plain: PlainGraph | PlainSide | None, types: TypeFindings) -> Row:
     if plain is None:
         return Row("erasure", Status.UNPROVEN, "the plain model's graph was not kept")
     return _erasure_row(check_erasure(program, plain, types.placed.get("tp", {})))
@@ -62,6 +62,9 @@ def _erasure_row(found: ErasureFindings) -> Row:
 
 
 def _order(program: Program) -> Row:
+    problems = schedule_problems(program)
+    if problems:
+        return Row("order", Status.WRONG, "the schedule breaks its rules", tuple(problems[:SHOWN]))
     verdicts = [prove_program(program, semantics) for semantics in ("rendezvous", "streams")]
     bad = [v for v in verdicts if not v.ok]
     if bad:

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from autoshard.diagnostics import AutoshardError
 from autoshard.ir.graph_function import (
+    ACCUMULATED,
     BOUNDARY,
     FLAT_GRAD,
+    FULL,
+    FULL_GRAD,
     GRAD,
     LOSS,
     SAVED,
@@ -23,12 +27,14 @@ from autoshard.ir.graph_function import (
     GraphFunction,
 )
 from autoshard.ir.infer import Axis, Inference, Value, is_zero
+from autoshard.ir.invariants import CHECKERS
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
-from autoshard.ir.program import Program, Stage
+from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.sources import cotangent, source_placement
 from autoshard.ops import collectives
 
 COMPUTE_PHASES = ("F", "I", "W")
+OWNERS = frozenset({"params_placed", "staged", "gathered", "bucketed", "bounded"})
 Placed = dict[Node, Value | tuple[Value, ...]]  # node of any phase -> placement(s) of its value(s)
 
 
@@ -46,6 +52,7 @@ class TypeFindings:
 def check_types(program: Program) -> TypeFindings:
     """Check all stages and axes of a program at level JOINT or below."""
     findings = TypeFindings()
+    findings.wrong += _broken_invariants(program)
     for name in ("tp", "dp"):
         if program.mesh.size(name) > 1 or (name == "dp" and program.num_microbatches > 1):
             # Micro-batches lie as data parallel ranks do; two terms stand for any number.
@@ -54,10 +61,21 @@ def check_types(program: Program) -> TypeFindings:
     return findings
 
 
+def _broken_invariants(program: Program) -> Iterator[str]:
+    """Re-check the invariants that say who owns, stores and gathers each parameter."""
+    for name in sorted(OWNERS & program.holds):
+        try:
+            CHECKERS[name](program)
+        except AutoshardError as error:
+            yield f"invariant '{name}': {error}"
+
+
 def _check_axis(program: Program, axis: Axis, findings: TypeFindings) -> None:
     boundary: dict[str, Value] = {}
     for stage in program.stages:
         boundary = _check_stage(program, stage, axis, boundary, findings)
+        if axis.name == "dp" and program.mesh.size("dp") > 1:
+            _check_storage(program, stage, axis, findings)
 
 
 def _check_stage(
@@ -82,8 +100,8 @@ def _check_stage(
                 run.origins[node] = makers[port.name]
         run.walk(function)
         where = f"stage {stage.index}, {phase}, {axis.name}"
-        findings.wrong += [f"{where}: {text}" for text in run.wrong]
-        findings.nodes += sum(value is not None for value in run.env.values())
+        _record(findings, where, run)
+        findings.placed.setdefault(axis.name, {}).update(run.env)
         findings.placed.setdefault(axis.name, {}).update(run.env)
         for total, counts in ((findings.unproven, run.unproven), (findings.unknown, run.unknown)):
             for op, count in counts.items():
@@ -94,6 +112,42 @@ def _check_stage(
         ends = _check_ends(program, function, axis, run, received)
         findings.wrong += [f"{where}: {text}" for text in ends]
     return sent
+
+
+def _record(findings: TypeFindings, where: str, run: Inference) -> None:
+    findings.wrong += [f"{where}: {text}" for text in run.wrong]
+    findings.nodes += sum(value is not None for value in run.env.values())
+    for total, counts in ((findings.unproven, run.unproven), (findings.unknown, run.unknown)):
+        for op, count in counts.items():
+            total[op] = total.get(op, 0) + count
+
+
+def _check_storage(program: Program, stage: Stage, axis: Axis, findings: TypeFindings) -> None:
+    """Check that R reduces each gradient exactly once over dp, and that U gathers."""
+    for phase in ("R", "U"):
+        function = stage.phases.get(phase)
+        if function is None:
+            continue
+        run = Inference(program, axis)
+        buckets = {bucket.name: bucket for bucket in program.buckets}
+        for port, node in zip(function.inputs, function.placeholders, strict=True):
+            run.env[node] = PARTIAL if port.kind == ACCUMULATED else _stored(buckets[port.name])
+        run.walk(function)
+        where = f"stage {stage.index}, {phase}, {axis.name}"
+        _record(findings, where, run)
+        for port, node in zip(function.outputs, function.results, strict=True):
+            whole = port.kind in (FULL, FULL_GRAD)
+            want = REPLICATE if whole else _stored(buckets[port.name])
+            have = run.env.get(node)
+            if have is not None and want is not None and have != want:
+                findings.wrong.append(f"{where}: {port} is {have} and must be {want}")
+
+
+def _stored(bucket: Bucket) -> Value:
+    """Return how a bucket's shard lies over dp; None where another axis cuts it."""
+    if bucket.axis is None:
+        return REPLICATE
+    return Shard(0) if bucket.axis == "dp" else None
 
 
 def _named(function: GraphFunction, kind: str, run: Inference) -> dict[str, Value]:

@@ -11,6 +11,9 @@ LINKS = (
     "erasure",  # without its communication the program is the plain model's joint graph
     "order",  # all ranks' collectives and transfers admit a run
     "numbers",  # lock step against the plain model
+    "code generation",  # the text that ranks run is the graph
+    "kernels",  # compiled operators compute what their references do
+    "optimizer",  # norm, clipping and updates on shards
 )
 
 
@@ -58,12 +61,23 @@ class Verdict:
     def __str__(self) -> str:
         lines = []
         for row in self.rows:
-            lines.append(f"{row.link:<10} {row.status.value:<13} {row.summary}")
-            lines += [f"    {finding}" for finding in row.findings]
-        lines.append("verdict    " + ("equal" if self.is_good else "WRONG: do not run this plan"))
+            lines.append(f"{row.link:<15} {row.status.value:<13} {row.summary}")
+            lines += [f"    {line}" for text in row.findings for line in text.splitlines()]
+        lines.append(f"{'verdict':<15} {self.conclusion}")
         return "\n".join(lines)
+
+    @property
+    def conclusion(self) -> str:
+        """Return what follows from the rows, and no more."""
+        if not self.is_good:
+            return "WRONG: do not run this plan"
+        open_links = [r.link for r in self.rows if r.status in (Status.UNPROVEN, Status.SKIPPED)]
+        if open_links:
+            return f"nothing wrong; not shown: {', '.join(open_links)}"
+        return "equal to the plain model"
 
     def to_json(self) -> dict[str, object]:
         """Return the verdict as plain data."""
         rows = [asdict(row) | {"status": row.status.value} for row in self.rows]
-        return {"good": self.is_good, "complete": self.is_complete, "rows": rows}
+        flags = {"good": self.is_good, "complete": self.is_complete}
+        return {**flags, "verdict": self.conclusion, "rows": rows}

@@ -109,7 +109,9 @@ class _Writer:
             return self._name(value)
         if isinstance(value, list | tuple):
             inner = ", ".join(self._value(item) for item in value)
-            return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+            if isinstance(value, list):
+                return f"[{inner}]"
+            return f"({inner},)" if value else "()"
         if value is None or isinstance(value, bool | int | str):
             return repr(value)
         if isinstance(value, float) and math.isfinite(value):

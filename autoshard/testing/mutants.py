@@ -1,166 +1,262 @@
-"""Planted faults: each breaks a compiled Program in one place, and ``verify`` must see it.
+"""Plant every fault of the catalogue in compiled programs and see which check catches it.
 
-A mutant returns True when it found a place to break. It works on a program after the last pass,
-so a fault is what a wrong pass would have left there.
+    python -m autoshard.testing.mutants --quick
+
+For each fault: in how many places it was planted, and which link saw it first: types, erasure or
+order, which run nothing, or else the numbers of lock step. Programs without a fault must raise no
+alarm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
-from torch.fx import Node
 
-from autoshard.ir.graph_function import BOUNDARY, GRAD, NORMALIZER, GraphFunction
+from autoshard.diagnostics import AutoshardError
+from autoshard.dsl.load import load
+from autoshard.frontend import compile_plan
+from autoshard.ir.capture import capture
 from autoshard.ir.program import Program
-from autoshard.ir.rewrite import Rewriter
-from autoshard.ops import collectives
-from autoshard.schedule.action import Kind
+from autoshard.ir.promote import promote
+from autoshard.mesh import Mesh
+from autoshard.proof.plain import PlainSide
+from autoshard.proof.static import static_rows
+from autoshard.proof.verdict import Status
+from autoshard.source import Source
+from autoshard.testing import graph_faults, runtime_faults, storage_faults
+from autoshard.testing.equivalence import compare_compiled, reference_run
+from autoshard.testing.faults import Fault, copied
+from autoshard.testing.models import Built, tiny_gpt, tiny_hf
+from autoshard.testing.plans import Layout, plan_text
 
-aten = torch.ops.aten
+FAULTS: tuple[Fault, ...] = (*graph_faults.FAULTS, *storage_faults.FAULTS)
+STATIC = ("types", "erasure", "order")
+LINKS = (*STATIC, "numbers")
+LENGTH = 8
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A named fault and the function that plants it."""
+class Cell:
+    """One program to break: a model, a layout, and what the model is built with."""
 
-    name: str
-    what: str
-    plant: Callable[[Program], bool]
+    family: str
+    layout: Layout
+    dropout: float = 0.0
+    vocab: int = 96
+    padded: bool = False
 
+    def __str__(self) -> str:
+        extras = (" dropout" if self.dropout else "") + (" padded" if self.padded else "")
+        return f"{self.family} {self.layout}{extras}"
 
-def drop_collective(program: Program) -> bool:
-    """Let the users of the first forward all_reduce over tp read its partial input."""
-    for rewriter, node in _calls(program, "F", collectives.all_reduce):
-        rewriter.replace(node, node.args[0])
-        return True
-    return False
+    def built(self, samples: int) -> Built:
+        """Return the model, a batch of so many samples, and the loss."""
+        if self.family == "tiny_gpt":
+            return tiny_gpt(
+                layers=2, batch=samples, length=LENGTH, dropout=self.dropout, vocab=self.vocab
+            )
+        return tiny_hf(self.family, layers=2, batch=samples, length=LENGTH, vocab=self.vocab)
 
-
-def double_collective(program: Program) -> bool:
-    """Reduce once more what the first forward all_reduce over tp has reduced."""
-    for rewriter, node in _calls(program, "F", collectives.all_reduce):
-        _after(rewriter, node, collectives.all_reduce, node.args[1])
-        return True
-    return False
-
-
-def wrong_axis(program: Program) -> bool:
-    """Reduce over dp what is partial over tp."""
-    for rewriter, node in _calls(program, "F", collectives.all_reduce):
-        rewriter.set_args(node, node.args[0], "dp")
-        return True
-    return False
+    def plan(self) -> str:
+        """Return the plan's text."""
+        text = plan_text(self.family, self.layout)
+        return text.replace(": vocab", ": vocab(pad=8)") if self.padded else text
 
 
-def wrong_scale(program: Program) -> bool:
-    """Average a gradient over the ranks of an axis where it must be summed."""
-    reductions = (collectives.all_reduce, collectives.reduce_scatter)
-    for phase in ("I", "W", "R"):
-        for op in reductions:
-            for rewriter, node in _calls(program, phase, op):
-                _after(rewriter, node, aten.mul.Tensor, 0.5)
-                return True
-    return False
-
-
-def lose_tied_gradient(program: Program) -> bool:
-    """Leave a tied gradient as each stage, or one of its two uses, made it."""
-    reductions = list(_calls(program, "R", collectives.tied_all_reduce))
-    for rewriter, node in reductions:
-        rewriter.replace(node, node.args[0])
-    if reductions:
-        return True
-    tied = [spec.fqn for spec in program.params if spec.aliases]
-    for function in (*_functions(program, "I"), *_functions(program, "W")):
-        grads = function.named_results(GRAD)
-        for name in tied:
-            node = grads.get(name)
-            if node is not None and node.target is aten.add.Tensor:
-                Rewriter(function, "mutant").replace(node, node.args[0])
-                return True
-    return False
-
-
-def sum_bias_twice(program: Program) -> bool:
-    """Add a row-parallel bias before its all_reduce, so that every rank's copy is summed."""
-    for rewriter, node in _calls(program, "F", collectives.all_reduce):
-        add = next((u for u in node.users if u.target is aten.add.Tensor), None)
-        bias = add and next((a for a in add.args if a is not node), None)
-        if bias is None or bias.op != "placeholder":
-            continue
-        with rewriter.before(node):
-            early = rewriter.call(aten.add.Tensor, node.args[0], bias, like=node)
-        rewriter.set_args(node, early, node.args[1])
-        rewriter.replace(add, node)
-        return True
-    return False
-
-
-def swap_boundary(program: Program) -> bool:
-    """Swap two values of a stage boundary, or the micro-batches of its first two sends."""
-    for function in _functions(program, "F"):
-        places = [i for i, port in enumerate(function.outputs) if port.kind == BOUNDARY]
-        if len(places) > 1:
-            values, (a, b) = list(function.results), places[:2]
-            values[a], values[b] = values[b], values[a]
-            function.set_outputs(values, function.outputs)
-            return True
-    return _swap_sends(program)
-
-
-def localize_normalizer(program: Program) -> bool:
-    """Divide by the tokens of one micro-batch of one rank instead of the global batch's."""
-    terms = program.num_microbatches * program.mesh.size("dp")
-    for function in _functions(program, "F"):
-        for node in function.named(NORMALIZER).values():
-            rewriter = Rewriter(function, "mutant")
-            _after(rewriter, node, aten.mul.Tensor, float(terms))
-            return terms > 1
-    return False
-
-
-FAULTS = (
-    Mutant("drop-collective", "a forward all_reduce is missing", drop_collective),
-    Mutant("double-collective", "a forward all_reduce is done twice", double_collective),
-    Mutant("wrong-axis", "a reduction runs over another mesh axis", wrong_axis),
-    Mutant("wrong-scale", "a gradient is averaged instead of summed", wrong_scale),
-    Mutant("lose-tied-gradient", "one use of a tied weight does not count", lose_tied_gradient),
-    Mutant("sum-bias-twice", "a row-parallel bias is summed over tp", sum_bias_twice),
-    Mutant("swap-boundary", "two values of a stage boundary change places", swap_boundary),
-    Mutant("localize-normalizer", "the loss counts local tokens only", localize_normalizer),
+QUICK = (
+    Cell("tiny_gpt", Layout(dp=2, pp=2, tp=2, zero=1, microbatches=2), dropout=0.1),
+    Cell("tiny_gpt", Layout(dp=2, tp=2, zero=3, microbatches=2), vocab=90, padded=True),
+)
+CELLS = (
+    *QUICK,
+    Cell("gpt2", Layout(dp=2, pp=2, tp=2, zero=0, microbatches=2)),
+    Cell("llama", Layout(dp=2, pp=2, tp=2, zero=3, microbatches=2)),
+    Cell("bloom", Layout(pp=2, tp=2, microbatches=4, schedule="gpipe")),
+    Cell("tiny_gpt", Layout(dp=2, pp=2, zero=2, microbatches=4)),
+    Cell("gpt2", Layout(dp=2, zero=2, microbatches=2)),
 )
 
 
-def _functions(program: Program, phase: str) -> Iterator[GraphFunction]:
-    return (stage.phases[phase] for stage in program.stages if phase in stage.phases)
+@dataclass(frozen=True)
+class Result:
+    """What became of one fault in one place: ``caught`` names the link, "" when nothing saw it."""
+
+    cell: str
+    fault: str
+    place: int
+    caught: str
 
 
-def _calls(program: Program, phase: str, op: object) -> Iterator[tuple[Rewriter, Node]]:
-    for function in _functions(program, phase):
-        for node in function.graph.find_nodes(op="call_function", target=op):
-            yield Rewriter(function, "mutant"), node
+class Subject:
+    """One compiled program, and what is needed to judge broken copies of it."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.model, self.batch, self.loss = cell.built(cell.layout.samples)
+        plan = load(Source("p.plan", cell.plan())).require()
+        compiled = compile_plan(
+            self.model, plan, self.batch, self.loss, captured=_captured(cell), check=False
+        )
+        self.program = compiled.program
+        self.plain = PlainSide.read(compiled.plain, self.program.params)
+
+    @cache  # noqa: B019 - a subject lives as long as the script
+    def reference(self) -> Sequence:
+        """Return two steps of the plain model."""
+        return reference_run(self.model, self.batch, self.loss, steps=2)
+
+    def caught_by(self, program: Program, *, numbers: bool = True) -> str:
+        """Return the first link that sees something wrong with a program, "" for none."""
+        try:
+            rows = static_rows(program, self.plain)
+        except AutoshardError:
+            return "types"
+        wrong = next((row.link for row in rows if row.status is Status.WRONG), "")
+        return wrong or ("numbers" if numbers and self.differs(program) else "")
+
+    def unproven(self) -> list[str]:
+        """Return the links that are not proved for the program without a fault."""
+        rows = static_rows(self.program, self.plain)
+        return [row.link for row in rows if row.status is not Status.PROVED]
+
+    def differs(self, program: Program, context: AbstractContextManager | None = None) -> bool:
+        """Tell whether lock step stops or gives other numbers than the plain model."""
+        with context or nullcontext():
+            try:
+                done = compare_compiled(program, self.model, self.batch, self.reference())
+            except Exception:  # whatever it is, the run was stopped
+                return True
+        return done.first_wrong() is not None
 
 
-def _after(rewriter: Rewriter, node: Node, op: object, *args: object) -> None:
-    """Put ``op(node, *args)`` between ``node`` and all its users."""
-    users = list(node.users)
-    with rewriter.after(node):
-        wrapped = rewriter.call(op, node, *args, like=node)
-    for user in users:
-        user.replace_input_with(node, wrapped)
+@cache
+def _captured(cell: Cell) -> Program:
+    key = replace(cell, layout=Layout(micro_batch_size=cell.layout.micro_batch_size), padded=False)
+    if key != cell:
+        return _captured(key)
+    model, batch, loss = cell.built(cell.layout.micro_batch_size)
+    return promote(capture(model, batch, loss, mesh=Mesh(()), compare=False))
 
 
-def _swap_sends(program: Program) -> bool:
-    if program.schedule is None:
-        return False
-    ranks = [list(row) for row in program.schedule.ranks]
-    for row in ranks:
-        sends = [i for i, action in enumerate(row) if action.kind is Kind.SEND_F]
-        if len(sends) > 1:
-            a, b = sends[:2]
-            row[a], row[b] = row[b], row[a]
-            program.schedule = replace(program.schedule, ranks=tuple(map(tuple, ranks)))
-            return True
-    return False
+def named(name: str) -> Fault:
+    """Return a fault of the catalogue."""
+    return next(fault for fault in FAULTS if fault.name == name)
+
+
+def run(
+    cells: Sequence[Cell], most: int, *, seconds: float = float("inf")
+) -> tuple[list[Result], list[str]]:
+    """Return what became of up to ``most`` places of each fault in each cell, and false alarms.
+
+    After ``seconds`` only faults that were not planted yet are.
+    """
+    start = time.perf_counter()
+    results: list[Result] = []
+    alarms: list[str] = []
+    planted: Counter[str] = Counter()
+    for cell in cells:
+        subject = Subject(cell)
+        alarm = subject.caught_by(subject.program)
+        alarms += [f"{cell}: {alarm}"] if alarm else []
+        alarms += [f"{cell}: {link} is not proved" for link in subject.unproven()]
+        for fault, place in _chosen(subject.program, most):
+            if planted[fault.name] and time.perf_counter() - start > seconds:
+                continue
+            planted[fault.name] += 1
+            results.append(_plant(subject, fault, place))
+        if cell is cells[0]:
+            results += list(_runtime(subject))
+    return results, alarms
+
+
+def _chosen(program: Program, most: int) -> Iterator[tuple[Fault, int]]:
+    """Yield each fault with places spread over all that it has."""
+    for fault in FAULTS:
+        count = fault.count(program)
+        places = {round(i * (count - 1) / max(most - 1, 1)) for i in range(min(most, count))}
+        yield from ((fault, place) for place in sorted(places))
+
+
+def _plant(subject: Subject, fault: Fault, place: int) -> Result:
+    broken = copied(subject.program)
+    fault.plant(broken, place)
+    return Result(str(subject.cell), fault.name, place, subject.caught_by(broken))
+
+
+def _runtime(subject: Subject) -> Iterator[Result]:
+    """Yield what became of faults of the run-time, which only numbers can see."""
+    for name, context in runtime_faults.FAULTS.items():
+        differs = subject.differs(subject.program, context())
+        yield Result(str(subject.cell), name, 0, "numbers" if differs else "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; return 1 when a fault was missed or an alarm was false."""
+    parser = argparse.ArgumentParser(prog="python -m autoshard.testing.mutants")
+    parser.add_argument("--quick", action="store_true", help="two programs, within 50 seconds")
+    parser.add_argument("--most", type=int, default=3, help="places of a fault in one program")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    limit = 30.0 if args.quick else float("inf")
+    results, alarms = run(
+        QUICK if args.quick else CELLS, 1 if args.quick else args.most, seconds=limit
+    )
+    print(json.dumps(facts(results, alarms)) if args.json else table(results, alarms))
+    return 1 if alarms or any(not result.caught for result in results) else 0
+
+
+def facts(results: Sequence[Result], alarms: Sequence[str]) -> dict[str, object]:
+    """Return the figures of a run as plain data."""
+    caught = Counter(result.caught for result in results)
+    return {
+        "mutants": len(results),
+        "caught": len(results) - caught[""],
+        "caught_statically": sum(caught[link] for link in STATIC),
+        "false_alarms": len(alarms),
+        "alarms": list(alarms),
+        "rows": [
+            {"fault": name, "planted": sum(row.values()), **{k: row[k] for k in (*LINKS, "missed")}}
+            for name, row in _rows(results).items()
+        ],
+        "missed": [vars(result) for result in results if not result.caught],
+    }
+
+
+def table(results: Sequence[Result], alarms: Sequence[str]) -> str:
+    """Return the table as text."""
+    rows = _rows(results)
+    width = max(map(len, rows))
+    heads = ("planted", *LINKS, "missed")
+    lines = [f"{'fault':<{width}}  " + "  ".join(f"{head:>7}" for head in heads)]
+    for name, row in rows.items():
+        numbers = (sum(row.values()), *(row[link] for link in (*LINKS, "missed")))
+        lines.append(f"{name:<{width}}  " + "  ".join(f"{n or '.':>7}" for n in numbers))
+    found = facts(results, alarms)
+    total, caught, static = (found[k] for k in ("mutants", "caught", "caught_statically"))
+    lines.append(
+        f"{total} mutants, {caught} caught ({caught / total:.1%}), {static} of them without "
+        f"running numbers ({static / total:.1%}), {len(alarms)} false alarms"
+    )
+    lines += [f"missed: {r.fault} at place {r.place} of {r.cell}" for r in results if not r.caught]
+    return "\n".join([*lines, *(f"false alarm: {alarm}" for alarm in alarms)])
+
+
+def _rows(results: Sequence[Result]) -> dict[str, Counter[str]]:
+    rows: dict[str, Counter[str]] = {}
+    for result in results:
+        rows.setdefault(result.fault, Counter())[result.caught or "missed"] += 1
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

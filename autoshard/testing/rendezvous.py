@@ -45,7 +45,8 @@ class Hub:
     def __init__(self, mesh: Mesh) -> None:
         """Let rank 0 run first."""
         self.mesh = mesh
-        self._changed = threading.Condition()
+        # Each rank sleeps on its own: waking all to let one go on costs N wake-ups a message.
+        self._turns = [threading.Semaphore(rank == 0) for rank in range(mesh.world_size)]
         self._turn = 0
         self._waiting: dict[int, tuple[Callable[[], bool], str]] = {}
         self._finished: set[int] = set()
@@ -56,27 +57,24 @@ class Hub:
 
     def enter(self, rank: int) -> None:
         """Block until it is the rank's turn for the first time."""
-        with self._changed:
-            self._await_turn(rank)
+        self._await_turn(rank)
 
     def wait(self, rank: int, is_ready: Callable[[], bool], what: str) -> None:
         """Let others run until ``is_ready``; tell a deadlock at once."""
         if is_ready():
             return
-        with self._changed:
-            self._waiting[rank] = (is_ready, what)
-            self._hand_over()
-            self._await_turn(rank)
-            del self._waiting[rank]
+        self._waiting[rank] = (is_ready, what)
+        self._hand_over()
+        self._await_turn(rank)
+        del self._waiting[rank]
 
     def leave(self, rank: int, error: BaseException | None = None) -> None:
         """End a rank; its error stops all others."""
-        with self._changed:
-            self._finished.add(rank)
-            if error is not None and not isinstance(error, RankStopped):
-                self._fail(error)
-            if self.failure is None:
-                self._hand_over()
+        self._finished.add(rank)
+        if error is not None and not isinstance(error, RankStopped):
+            self._fail(error)
+        if self.failure is None:
+            self._hand_over()
 
     def check_empty(self) -> None:
         """Raise if a message was never received, or a collective never waited for."""
@@ -90,20 +88,25 @@ class Hub:
             raise RuntimeMismatchError("ranks finished with messages left over", notes=left)
 
     def _await_turn(self, rank: int) -> None:
-        self._changed.wait_for(lambda: self._turn == rank or self.failure is not None)
+        self._turns[rank].acquire()
         if self.failure is not None:
             raise RankStopped
 
     def _hand_over(self) -> None:
         size = self.mesh.world_size
-        order = [(self._turn + 1 + i) % size for i in range(size)]
-        alive = [rank for rank in order if rank not in self._finished]
-        able = [r for r in alive if r not in self._waiting or self._waiting[r][0]()]
-        if able:
-            self._turn = able[0]
-            self._changed.notify_all()
-        elif alive:
-            self._fail(self._deadlock(sorted(alive)))
+        order = ((self._turn + 1 + i) % size for i in range(size))
+        able = next((rank for rank in order if self._is_able(rank)), None)
+        if able is not None:
+            self._turn = able
+            self._turns[able].release()
+        elif len(self._finished) < size:
+            alive = (rank for rank in range(size) if rank not in self._finished)
+            self._fail(self._deadlock(tuple(alive)))
+
+    def _is_able(self, rank: int) -> bool:
+        if rank in self._finished:
+            return False
+        return rank not in self._waiting or self._waiting[rank][0]()
 
     def _deadlock(self, alive: Sequence[int]) -> RuntimeMismatchError:
         lines = [f"rank {rank} waits for {self._waiting[rank][1]}" for rank in alive]
@@ -114,7 +117,8 @@ class Hub:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-        self._changed.notify_all()
+        for turn in self._turns:
+            turn.release()
 
 
 class Rendezvous:

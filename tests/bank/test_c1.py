@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autoshard.testing.models import Built, tiny_mlp
-from autoshard.testing.mutants import sum_bias_twice
+from autoshard.testing.mutants import named
 from tests.bank.equal import assert_equal, finding
 
 PLAN = """
@@ -28,4 +28,4 @@ def test_biases_of_a_hundred_are_added_once(tp: int) -> None:
 
 
 def test_a_bias_that_every_rank_adds_would_be_seen() -> None:
-    assert finding(biased(), PLAN.format(tp=2), sum_bias_twice) == "loss"
+    assert finding(biased(), PLAN.format(tp=2), named("sum-bias-twice").plant) == "loss"

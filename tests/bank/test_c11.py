@@ -8,7 +8,7 @@ from autoshard.runtime.state_dict import gather_state, load_state
 from autoshard.testing.equivalence import held_values
 from autoshard.testing.lockstep import run_ranks
 from autoshard.testing.models import Built, tiny_gpt
-from autoshard.testing.mutants import drop_collective
+from autoshard.testing.mutants import named
 from tests.bank.equal import assert_equal, finding, read, refusal
 
 PLAN = """
@@ -65,4 +65,4 @@ def test_a_plain_checkpoint_is_loaded_and_saved_as_it_was() -> None:
 
 
 def test_logits_that_are_not_summed_over_ranks_would_be_seen() -> None:
-    assert "ranks 0 and 1 hold different" in finding(odd(), PADDED, drop_collective)
+    assert "ranks 0 and 1 hold different" in finding(odd(), PADDED, named("drop-collective").plant)

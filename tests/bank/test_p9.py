@@ -1,7 +1,7 @@
 """P9: a weight tied over stages has one gradient, one norm and one value, for twenty steps."""
 
 from autoshard.testing.models import tiny_hf
-from autoshard.testing.mutants import lose_tied_gradient
+from autoshard.testing.mutants import named
 from tests.bank.equal import assert_equal, finding
 
 STEPS = 20
@@ -33,5 +33,5 @@ def test_t5_with_three_names_for_one_weight_trains_as_one_process_does() -> None
 
 
 def test_a_stage_that_keeps_its_own_gradient_would_be_seen() -> None:
-    text = finding(tiny_hf("gpt2", layers=2, heads=4), GPT2, lose_tied_gradient)
+    text = finding(tiny_hf("gpt2", layers=2, heads=4), GPT2, named("lose-tied-gradient").plant)
     assert "ranks 0 and 1 hold different" in text

@@ -7,7 +7,7 @@ import autoshard
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import GRAD
 from autoshard.testing.models import tiny_hf
-from autoshard.testing.mutants import lose_tied_gradient
+from autoshard.testing.mutants import named
 from tests.bank.equal import assert_equal, finding, read
 from tests.ir.models import DropoutBlock, Nested
 
@@ -51,7 +51,7 @@ def test_a_tied_weight_is_one_parameter_of_the_joint_graph(kind: str) -> None:
 
 
 def test_one_use_of_a_tied_weight_that_does_not_count_would_be_seen() -> None:
-    what = finding(tiny_hf("gpt2", layers=1, heads=4), ONE, lose_tied_gradient)
+    what = finding(tiny_hf("gpt2", layers=1, heads=4), ONE, named("lose-tied-use").plant)
     assert what == "grad transformer.wte.weight"
 
 

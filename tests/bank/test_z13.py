@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autoshard.testing.models import Built, tiny_gpt
-from autoshard.testing.mutants import localize_normalizer
+from autoshard.testing.mutants import named
 from tests.bank.equal import assert_equal, finding
 
 PLANS = {
@@ -28,4 +28,4 @@ def test_unequal_token_counts_have_the_gradients_of_one_batch(plan: str) -> None
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_mean_of_micro_batch_means_would_be_seen(plan: str) -> None:
-    assert finding(uneven(), plan, localize_normalizer) == "loss"
+    assert finding(uneven(), plan, named("localize-normalizer").plant) == "loss"

@@ -50,7 +50,6 @@ def erasure(made: Compiled):
     [
         ("tiny_gpt", WHOLE),
         ("tiny_gpt", Layout(pp=2, microbatches=4, schedule="zb_h1")),
-        ("llama", WHOLE),
     ],
     ids=lambda value: str(value),
 )
@@ -60,9 +59,16 @@ def test_what_is_left_is_the_plain_model(family: str, layout: Layout) -> None:
     assert "results are the plain model's joint graph" in row.summary
 
 
+def test_a_fused_norm_that_a_stage_boundary_splits_is_unproven_and_not_wrong() -> None:
+    row = erasure(compiled("llama", WHOLE))
+    assert row.status is Status.UNPROVEN
+    assert "a fused RMSNorm that a stage boundary splits" in row.findings[0]
+
+
 def test_named_rewrites_are_told() -> None:
     summary = erasure(compiled()).summary
-    assert "fused add and LayerNorm" in summary and "dropout by counter" in summary
+    assert "fused bias, dropout, add and LayerNorm" in summary
+    assert "dropout by counter" in summary
     assert "cross entropy over a split vocabulary" in summary
 
 

@@ -6,7 +6,7 @@ from autoshard.frontend import compile_plan
 from autoshard.proof.static import static_rows
 from autoshard.proof.verdict import Status
 from autoshard.testing.models import tiny_gpt
-from autoshard.testing.mutants import lose_tied_gradient
+from autoshard.testing.mutants import named
 from tests.bank.equal import read
 
 PLAN = """
@@ -32,5 +32,5 @@ def test_both_uses_are_in_the_gradient(schedule: str, zero: int) -> None:
 
 
 def test_a_lost_use_is_seen() -> None:
-    erasure = rows("interleaved_1f1b", 1, lose_tied_gradient)[1]
+    erasure = rows("interleaved_1f1b", 1, named("lose-tied-gradient").plant)[1]
     assert erasure.status is Status.WRONG and "wte.weight" in erasure.findings[0]

@@ -137,6 +137,7 @@ TABLE: dict[object, Rule] = {
     collectives.all_reduce_start: collective(_partial, _replicated),
     collectives.all_gather_start: collective(_shard, _replicated),
     collectives.reduce_scatter_start: collective(_partial, _shard),
+    collectives.tied_all_reduce: collective(_partial, _replicated),
     collectives.wait: _wait,
     dropout.dropout: _dropout,
     vocab.vocab_embedding: _vocab_embedding,

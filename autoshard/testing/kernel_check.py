@@ -1,0 +1,101 @@
+"""Are the compiled kernels that a program calls equal to their references, on random values?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from autoshard.ir.program import Program
+from autoshard.ops import add_layer_norm, add_rms_norm
+from autoshard.ops.library import NAMESPACE, bound
+from autoshard.proof.verdict import Row, Status
+
+ours = torch.ops.autoshard
+ROWS, HIDDEN, EPS = 6, 32, 1e-5
+Check = Callable[[torch.dtype], bool]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def kernel_row(program: Program) -> Row:
+    """Return the row of the kernels: those of the program's own operators that run compiled code.
+
+    Operators of ATen are trusted; ours that are written with them are part of the numbers.
+    """
+    used = sorted(_own_kernels(program), key=str)
+    if not used:
+        return Row("kernels", Status.CHECKED, "no operator of its own: ATen is trusted")
+    unknown = [_name(op) for op in used if op not in CHECKS]
+    wrong = [_name(op) for op in used if op in CHECKS and not _is_right(op)]
+    if wrong:
+        return Row("kernels", Status.WRONG, f"differ from their references: {', '.join(wrong)}")
+    if unknown:
+        return Row("kernels", Status.UNPROVEN, f"no reference here for {', '.join(unknown)}")
+    names = ", ".join(map(_name, used))
+    return Row("kernels", Status.CHECKED, f"equal to their references on random values: {names}")
+
+
+def _own_kernels(program: Program) -> set[object]:
+    """Return our operators that generated code runs by other code than their reference."""
+    targets = {
+        node.target
+        for _, function in program.functions()
+        for node in function.graph.nodes
+        if getattr(node.target, "namespace", "") == NAMESPACE
+    }
+    return {op for op in targets if bound(op)[0] is not bound(op, "reference")[0]}
+
+
+def _is_right(op: object) -> bool:
+    return all(CHECKS[op](dtype) for dtype in TOLERANCE)
+
+
+def _name(op: object) -> str:
+    return str(op).removeprefix("autoshard.").removesuffix(".default")
+
+
+def _forward(module: object) -> Check:
+    def check(dtype: torch.dtype) -> bool:
+        x, residual, weight, bias = _values(dtype)
+        given = (x, residual, weight, bias, EPS)
+        if module is add_rms_norm:
+            given = (x, residual, weight, EPS)
+        return _close(module.forward(*given), module.reference_forward(*given), dtype)
+
+    return check
+
+
+def _backward(module: object) -> Check:
+    def check(dtype: torch.dtype) -> bool:
+        x, residual, weight, bias = _values(dtype)
+        if module is add_rms_norm:
+            _, s, rstd = module.reference_forward(x, residual, weight, EPS)
+            given = (residual, x, s, rstd, weight)
+        else:
+            _, s, mean, rstd = module.reference_forward(x, residual, weight, bias, EPS)
+            given = (residual, x, s, mean, rstd, weight, True)
+        return _close(module.backward(*given), module.reference_backward(*given), dtype)
+
+    return check
+
+
+def _values(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((ROWS, HIDDEN), (ROWS, HIDDEN), (HIDDEN,), (HIDDEN,))
+    return tuple(torch.randn(shape, generator=draw, dtype=dtype) for shape in shapes)
+
+
+def _close(have: tuple, want: tuple, dtype: torch.dtype) -> bool:
+    limit = TOLERANCE[dtype]
+    return all(
+        torch.allclose(a, b, rtol=limit, atol=limit) for a, b in zip(have, want, strict=True)
+    )
+
+
+CHECKS: dict[object, Check] = {
+    ours.add_layer_norm.default: _forward(add_layer_norm),
+    ours.add_layer_norm_backward.default: _backward(add_layer_norm),
+    ours.add_rms_norm.default: _forward(add_rms_norm),
+    ours.add_rms_norm_backward.default: _backward(add_rms_norm),
+}
