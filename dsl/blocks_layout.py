@@ -112,8 +112,7 @@ TENSOR = BlockSpec(
             "sequence_parallel",
             OnOff(),
             "keep norms, dropout and residuals on 1/tp of the tokens",
-            ("off",),
-            ("sp", "sequence", "enable_sequence_parallel"),
+            synonyms=("sp", "sequence", "enable_sequence_parallel"),
         ),
     ),
     (

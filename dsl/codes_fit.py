@@ -118,7 +118,10 @@ FIT_PAGES: Mapping[str, Page] = {
     ),
     "AS407": Page(
         "the tokens don't divide",
-        "With `sequence_parallel = on` each rank holds 1/tp of the tokens between layers.",
+        "With `sequence_parallel = on` each rank holds 1/tp of the tokens between layers, so `tp` "
+        "must divide the tokens of a sample. A class token counts: 16 patches and one token are "
+        "17. Nothing is padded, since a padded token would have to be masked in every attention: "
+        "pad the batch, or leave the setting off.",
     ),
     "AS501": Page(
         "fp16 without a loss scale",

@@ -28,6 +28,8 @@ def refuse(
     """Raise AS402 or AS403 where the plan is at fault, else remark that the value is gathered."""
     (x,) = tensor_inputs(node)
     shard = reader.read(x)
+    if shard == reader.token_shard(x):
+        rule = None  # the plan splits weights; that the tokens can't stay split is not its fault
     if rule is not None and choice.refusal == "heads":
         _check_heads(node, x, shard, reader, rule)
     if rule is not None and choice.refusal == "packed":

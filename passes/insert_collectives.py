@@ -76,6 +76,9 @@ class _Insertion:
                 self.convert_inputs(node)
             elif node.op == "output":
                 self.convert_outputs(node)
+        for node in self.made.values():
+            if node.target is collectives.all_gather:
+                self.reduce_gradient(node)
         self.rewriter.sweep()
 
     def convert_inputs(self, node: Node) -> None:
@@ -111,7 +114,7 @@ class _Insertion:
 
     def copy(self, value: Node, reader: Node) -> Node:
         """Return a replicated value for split readers: their gradients are summed over ranks."""
-        if value.target is collectives.copy_to:
+        if value.target is collectives.copy_to or _sums_gradients(value):
             return value
         make = partial(self.call, collectives.copy_to, value, REPLICATE, reader)
         return self.once(value, "copy", reader, make)
@@ -135,6 +138,9 @@ class _Insertion:
         if isinstance(have, Partial):
             if isinstance(want, Shard):
                 return self.cut(collectives.reduce_scatter, value, want, value)
+            shard = self.reader.token_shard(value) if len(value.users) > 1 else None
+            if shard is not None:
+                return self.convert(self.convert(value, shard, reader), REPLICATE, reader)
             return self.call(collectives.all_reduce, value, REPLICATE, value)
         if isinstance(want, Shard):
             twin = self.twin(value, want, reader)
@@ -152,6 +158,17 @@ class _Insertion:
         if not is_padded(have.blocks, extent):
             return gathered
         return self.rewriter.call(aten.slice.Tensor, gathered, dim, 0, extent, like=gathered)
+
+    def reduce_gradient(self, gathered: Node) -> None:
+        """Let a gather that only split readers read scatter the sum of their gradients itself.
+
+        The copies in between would sum them into a whole gradient of which each rank needs a part.
+        """
+        copies = list(gathered.users)
+        if copies and all(copy.target is collectives.copy_to for copy in copies):
+            gathered.args = (*gathered.args[:5], True)
+            for copy in copies:
+                self.rewriter.replace(copy, gathered)
 
     def twin(self, value: Node, want: Shard, reader: Node) -> Node | None:
         """Return a value made in its local size where it is constant along the split dimension.
@@ -183,6 +200,11 @@ class _Insertion:
         made.meta["val"] = val(value)
         self.ctx.applied(made, f"{self.reader.held(value)} -> {placement}: {op}")
         return made
+
+
+def _sums_gradients(value: Node) -> bool:
+    """Tell whether a gather's transpose is a reduce_scatter."""
+    return value.target is collectives.all_gather and value.args[5:] == (True,)
 
 
 def substitute(node: Node, inputs: list[Node]) -> None:

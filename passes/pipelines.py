@@ -10,6 +10,7 @@ from autoshard.passes.cut_stages import CutStages
 from autoshard.passes.fuse_add_layer_norm import FuseAddLayerNorm
 from autoshard.passes.globalize_loss import GlobalizeLoss
 from autoshard.passes.insert_collectives import InsertCollectives
+from autoshard.passes.join_gradient_sums import JoinGradientSums
 from autoshard.passes.localize_shapes import LocalizeShapes
 from autoshard.passes.lower_joint import LowerJoint
 from autoshard.passes.lower_schedule import LowerSchedule
@@ -39,6 +40,7 @@ def default_pipeline() -> Pipeline:
             CutStages(),
             # L2: per stage, forward and backward
             LowerJoint(),
+            JoinGradientSums(),
             MarkRecompute(),
             SplitPhases(),
             ShardStorage(),

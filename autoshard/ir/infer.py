@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.fx import Node
@@ -129,7 +130,28 @@ class Inference:
         dims = range(max((len(shape) for shape in local), default=0))
         tried = [self._settle(node, ins, guess) for guess in (REPLICATE, *map(Shard, dims))]
         fitting = [c for c, is_settled in tried if is_settled and c.wants == ins]
-        return min(fitting, key=_simplicity) if fitting else tried[0][0]
+        return min(fitting, key=partial(self._simplicity, node, ins)) if fitting else tried[0][0]
+
+    def _simplicity(
+        self, node: Node, ins: tuple[Placement, ...], choice: Choice
+    ) -> tuple[int, int, bool, bool]:
+        """Return an order of readings: fewest blocks and sums, as recorded, tokens as tokens.
+
+        A micro-batch of one sample makes outputs of extent 1, which also read as a sum over the
+        ranks; and its tokens, when they come apart from it, as one sample of each rank.
+        """
+        shards = [p for p in choice.outs if isinstance(p, Shard)]
+        blocks, sums = sum(len(p.blocks) for p in shards), choice.outs.count(PARTIAL)
+        recorded = info(node).placements.get(self.axis.name)  # nothing where lowering added it
+        is_new = recorded is not None and recorded != choice.outs[0]
+        return blocks, sums, is_new, self._is_one_sample(node, ins, choice)
+
+    def _is_one_sample(self, node: Node, ins: tuple[Placement, ...], choice: Choice) -> bool:
+        """Tell whether a longer split dim is read as one sample of each rank of a tensor axis."""
+        pairs = zip(tensor_inputs(node), ins, strict=True)
+        long = any(isinstance(p, Shard) and shapes_of(n)[0][p.dim] > 1 for n, p in pairs)
+        first = choice.outs[0] == Shard(0) and shapes_of(node)[0][:1] == (1,)
+        return self.axis.name != "dp" and long and first
 
     def _settle(
         self, node: Node, ins: tuple[Placement, ...], guess: Placement
@@ -239,12 +261,3 @@ def _place(node: Node) -> str:
     record = info(node)
     line = f", plan line {record.span.line}" if record.span else ""
     return f"{record.path or 'model'} ({record.source or 'no source'}){line}"
-
-
-def _simplicity(choice: Choice) -> tuple[int, int]:
-    """Return an order of readings: fewest blocks, then fewest sums.
-
-    A micro-batch of one sample makes outputs of extent 1, which also read as a sum over the ranks.
-    """
-    blocks = sum(len(p.blocks) for p in choice.outs if isinstance(p, Shard))
-    return blocks, sum(isinstance(p, Partial) for p in choice.outs)

@@ -108,12 +108,29 @@ def _slice(reader: Reader, node: Node) -> Value:
     source, dim = given["self"], given["dim"] % val(given["self"]).dim()
     extent = val(source).shape[dim]
     start, end, _ = slice(given["start"], given["end"]).indices(extent)
+    part = _joined_part(source, dim, start, end) if given["step"] == 1 else None
+    if part is not None:
+        return reader.env[part]
     start, end, step, factor = _start_end(reader, node, dim, start, end, given["step"])
     is_whole = start == 0 and end == extent * factor and step == 1
     if is_whole or _cuts_padding(source, start, end):
         return _first(reader, node)
     shapes = reader.shape(source), reader.shape(node)
     return reader.terms.make("slice", (_first(reader, node),), dim, start, end, step, *shapes)
+
+
+def _joined_part(source: Node, dim: int, start: int, end: int) -> Node | None:
+    """Return the value that a slice takes back out of a join, reduced in between or not."""
+    while source.target in (collectives.all_reduce, collectives.all_reduce_start, collectives.wait):
+        source = source.args[0]
+    if source.target is not aten.cat.default or bound_arguments(source)["dim"] != dim:
+        return None
+    place = 0
+    for part in source.args[0]:
+        if (place, place + val(part).shape[dim]) == (start, end):
+            return part
+        place += val(part).shape[dim]
+    return None
 
 
 def _start_end(

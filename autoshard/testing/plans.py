@@ -55,6 +55,7 @@ class Layout:
     schedule: str = "1f1b"
     microbatches: int = 1
     micro_batch_size: int = 2
+    sequence: bool = False  # sequence parallelism
 
     @property
     def world_size(self) -> int:
@@ -68,6 +69,8 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [f"{axis}{n}" for axis in ("dp", "pp", "tp") if (n := getattr(self, axis)) > 1]
+        if self.sequence:
+            parts.append("sequence")
         if self.dp > 1:
             parts.append(f"zero{self.zero}")
         if self.pp > 1:
@@ -77,15 +80,15 @@ class Layout:
 
 MATRIX = (
     Layout(tp=2),
-    Layout(tp=4),
+    Layout(tp=4, sequence=True),
     Layout(pp=2, schedule="gpipe", microbatches=4),
     Layout(pp=2, microbatches=4),
     Layout(pp=4, microbatches=2),
     *(Layout(dp=2, zero=stage, microbatches=2) for stage in range(4)),
     Layout(pp=2, tp=2, microbatches=2),
-    Layout(dp=2, tp=2, zero=3),
+    Layout(dp=2, tp=2, zero=3, sequence=True),
     Layout(dp=2, pp=2, zero=1, microbatches=4),
-    Layout(dp=2, pp=2, tp=2, zero=3, microbatches=2),
+    Layout(dp=2, pp=2, tp=2, zero=3, microbatches=2, sequence=True),
 )
 
 
@@ -98,7 +101,8 @@ def plan_text(family: str, layout: Layout, extra: str = "") -> str:
         f"num_microbatches = {layout.microbatches} }}",
     ]
     if layout.tp > 1:
-        lines.append(f"tensor {{ {TENSOR_RULES[family]} }}")
+        sequence = "sequence_parallel = on\n" if layout.sequence else ""
+        lines.append(f"tensor {{ {sequence}{TENSOR_RULES[family]} }}")
     if layout.pp > 1:
         split = f"even({PIPELINE_UNITS[family]})"
         lines.append(f"pipeline {{ split = {split}, schedule = {layout.schedule} }}")

@@ -18,14 +18,14 @@ WORKER = Path(__file__).parent / "train_worker.py"
 STEPS = 20
 CELLS = {
     2: (
-        ("tiny_gpt", Layout(tp=2)),
+        ("tiny_gpt", Layout(tp=2, sequence=True)),
         ("gpt2", Layout(pp=2, microbatches=4)),
         ("llama", Layout(dp=2, zero=3, microbatches=2)),
         ("bloom", Layout(dp=2, zero=2, microbatches=2)),
     ),
     4: (
         ("gpt2", Layout(pp=2, tp=2, microbatches=2)),
-        ("bloom", Layout(dp=2, tp=2, zero=3)),
+        ("bloom", Layout(dp=2, tp=2, zero=3, sequence=True)),
         ("tiny_gpt", Layout(dp=2, pp=2, zero=1, microbatches=4)),
     ),
 }

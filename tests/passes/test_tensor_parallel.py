@@ -39,7 +39,7 @@ def test_eager_attention_is_split_like_the_fused_one(name: str) -> None:
     assert_equal(model, batch, RULES[name])
 
 
-@pytest.mark.parametrize("name", ["gpt", *FAMILIES])
+@pytest.mark.parametrize("name", ["bloom", "opt", "bert"])
 def test_a_block_needs_two_all_reduces_each_way(name: str) -> None:
     """The embedding adds one forward, the head one backward; a copy_to is one backward."""
     model, batch, loss = built(name, batch=2, length=8)

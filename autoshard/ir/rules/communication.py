@@ -37,7 +37,9 @@ def collective(before: Ends, after: Ends) -> Rule:
         if call["axis"] == call.axis:
             return Choice((before(call),), (after(call),))
         labels = tuple(range(len(call.shapes[0])))
-        whole = frozenset({call["dim"]}) if "dim" in call.arguments else frozenset()
+        # Over dp shapes are those of one rank's samples: each rank cuts and joins its own.
+        free = "dim" not in call.arguments or (call.axis == "dp" and call["axis"] != "dp")
+        whole = frozenset() if free else frozenset({call["dim"]})
         return solve(Factors((labels,), (labels,), whole=whole, linear=(ONLY_X,)), call, ins)
 
     return rule
