@@ -9,12 +9,17 @@ from torch import Tensor
 
 from autoshard.ir.program import Program
 from autoshard.ops import add_layer_norm, add_rms_norm
+from autoshard.ops import bias_dropout_add_layer_norm as dropout_norm
+from autoshard.ops.dropout import DropoutArgs
 from autoshard.ops.library import NAMESPACE, bound
+from autoshard.ops.one_rank import OneRank
 from autoshard.proof.verdict import Row, Status
 
 ours = torch.ops.autoshard
 ROWS, HIDDEN, EPS = 6, 32, 1e-5
 Check = Callable[[torch.dtype], bool]
+# Where the dropout of the check draws: seed 1, step 2, one sample in each row.
+PLACE = DropoutArgs(None, torch.tensor([1, 2, 0]), 0.3, 5, batch_dim=0)[1:]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -80,6 +85,28 @@ def _backward(module: object) -> Check:
     return check
 
 
+def _dropout_forward(dtype: torch.dtype) -> bool:
+    x, residual, weight, bias = _values(dtype)
+    given = (x, bias, residual, weight, bias, EPS, *PLACE)
+    return _close(*(run(OneRank(), *given) for run in _runs(dropout_norm.NAME)), dtype)
+
+
+def _dropout_backward(dtype: torch.dtype) -> bool:
+    x, residual, weight, bias = _values(dtype)
+    given = (x, bias, residual, weight, bias, EPS, *PLACE)
+    _, s, mean, rstd = dropout_norm.reference_forward(OneRank(), *given)
+    given = (residual, x, s, mean, rstd, weight, True, True, *PLACE)
+    return _close(
+        *(run(OneRank(), *given) for run in _runs(f"{dropout_norm.NAME}_backward")), dtype
+    )
+
+
+def _runs(name: str) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
+    """Return how a fused operator with dropout runs, and its reference."""
+    op = getattr(ours, name.split("::")[1]).default
+    return bound(op)[0], bound(op, "reference")[0]
+
+
 def _values(dtype: torch.dtype) -> tuple[Tensor, ...]:
     draw = torch.Generator().manual_seed(0)
     shapes = ((ROWS, HIDDEN), (ROWS, HIDDEN), (HIDDEN,), (HIDDEN,))
@@ -98,4 +125,6 @@ CHECKS: dict[object, Check] = {
     ours.add_layer_norm_backward.default: _backward(add_layer_norm),
     ours.add_rms_norm.default: _forward(add_rms_norm),
     ours.add_rms_norm_backward.default: _backward(add_rms_norm),
+    dropout_norm.bias_dropout_add_layer_norm: _dropout_forward,
+    dropout_norm.backward: _dropout_backward,
 }
