@@ -123,7 +123,9 @@ TENSOR = BlockSpec(
                 GATHER,
                 PARTS,
                 SettingSpec(
-                    "replicate", Integer(1), "keep each key/value head on so many ranks", False
+                    "replicate",
+                    Integer(1),
+                    "keep each key/value head on so many ranks: tp / number of heads",
                 ),
                 PAD,
             ),
@@ -133,8 +135,12 @@ TENSOR = BlockSpec(
             "rowwise",
             "split the inputs of a layer and sum its outputs",
             (
-                SettingSpec("split_input", Flag(), "split an input that comes in whole"),
-                SettingSpec("parts", Parts(), "how a weight with packed inputs is divided", False),
+                SettingSpec(
+                    "split_input",
+                    Flag(),
+                    "split an input that comes in whole; said or not, it is split where it must be",
+                ),
+                SettingSpec("parts", Parts(), "how a weight with packed inputs is divided"),
                 PAD,
             ),
             synonyms=("row", "RowwiseParallel", "row_parallel"),
@@ -165,8 +171,7 @@ TENSOR = BlockSpec(
             "heads",
             "split whatever is per head, such as relative position tables",
             (),
-            False,
-            ("head",),
+            synonyms=("head",),
         ),
     ),
     synonyms=("tp", "tensor_parallel", "tensor_parallelism", "shard", "sharding", "parallelize"),

@@ -128,7 +128,8 @@ class Checker:
         for role, heads, dim in self._head_counts(target, packing):
             copies = rule.style.options.get("replicate", 1) if role == "key/value" else 1
             assert isinstance(copies, int)
-            if rule.style.name != "colwise" or heads * copies % self.tp == 0:
+            fits = heads * copies == self.tp if copies > 1 else heads % self.tp == 0
+            if rule.style.name != "colwise" or fits:
                 continue
             yield self._head_fault(rule, target, (role, heads, dim))
             return
@@ -170,14 +171,22 @@ class Checker:
         """Yield AS401, AS405 or AS406 when a width or one of its parts doesn't divide."""
         sizes = part_sizes(rule.style, width, self.facts)
         if sizes is None:
+            yield self._unknown_words(rule, target, width)
             return
         parts = rule.style.options.get("parts", 1)
         if sum(sizes) != width or (isinstance(parts, int) and width % parts):
             yield self._part_fault(rule, target, width, sizes)
         elif self.tp and "pad" not in rule.style.options:
-            bad = next((size for size in sizes if size % self.tp), None)
+            copies = rule.style.options.get("replicate", 1)
+            assert isinstance(copies, int)
+            bad = next((size for size in sizes if size * copies % self.tp), None)
             if bad is not None:
                 yield self._width_fault(rule, target, bad)
+
+    def _unknown_words(self, rule: Rule, target: Target, width: int) -> Diagnostic:
+        message = f"`q` and `kv` say nothing here: {self.facts.class_name} states no heads"
+        help = f"write the size of each part; together they make {width}"
+        return Diagnostic("AS406", message, rule.span, self._shape(target), (help,))
 
     def _part_fault(
         self, rule: Rule, target: Target, width: int, sizes: tuple[int, ...]
@@ -201,15 +210,17 @@ class Checker:
             return Diagnostic("AS401", message, rule.span, self._shape(target), (help,))
         side = "inputs" if rule.style.name == "rowwise" else "outputs"
         fits = ", ".join(str(d) for d in divisors(width) if d > 1)
-        whole = f"tp must divide {width}: {fits}" if fits else "leave it whole"
-        options = show_style(BLOCK["tensor"], _padded(rule.style))
-        padded = -(-width // tp) * tp
+        ways = [f"tp must divide {width}: {fits}" if fits else "leave it whole"]
+        style = BLOCK["tensor"].style(rule.style.name)
+        if style is not None and style.option("pad"):
+            options = show_style(BLOCK["tensor"], _padded(rule.style))
+            ways.append(f"or `{options}` pads them to {-(-width // tp) * tp}")
         return Diagnostic(
             "AS405",
             f"{width} {side} can't be split over tp = {tp}",
             rule.span,
             self._shape(target),
-            (whole, f"or `{options}` pads them to {padded}"),
+            tuple(ways),
         )
 
     def _shape(self, target: Target) -> str:

@@ -1,7 +1,7 @@
 """Fit a plan to a model and a number of processes: sizes, batch, and a rule for each module."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoshard.diagnostics import Diagnostic, NotExecutableError, PlanError, Severity
 from autoshard.dsl.check_settings import check_settings
@@ -11,10 +11,11 @@ from autoshard.dsl.fit_mesh import Fitted, fit_batch, fit_mesh
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.load import in_order
 from autoshard.dsl.match_rules import Matched, match_rules, unmatched_path, with_used
+from autoshard.dsl.split_target import part_sizes
 from autoshard.dsl.suggest_paths import Paths
 from autoshard.mesh import Mesh
 from autoshard.model_facts import ModelFacts
-from autoshard.plan import Plan, Rule
+from autoshard.plan import Plan, Rule, Style
 from autoshard.source import Span
 
 
@@ -97,7 +98,7 @@ def examine(plan: Plan, facts: ModelFacts | None = None, world_size: int | None 
         micro_batch_size=batch.micro_batch_size,
         num_microbatches=batch.num_microbatches,
         global_batch_size=batch.global_batch_size,
-        tensor=_bound(matches["tensor"], paths),
+        tensor=_sized(_bound(matches["tensor"], paths), facts),
         recompute=_bound(matches["recompute"], paths),
         warnings=warnings,
         not_executable=not_executable(plan),
@@ -116,6 +117,18 @@ def _bound(matched: Matched, paths: Paths | None) -> dict[str, ResolvedRule]:
         path: ResolvedRule(path, rule.style.name, rule.style.options, rule)
         for path, rule in winners
     }
+
+
+def _sized(bound: dict[str, ResolvedRule], facts: ModelFacts | None) -> dict[str, ResolvedRule]:
+    """Return the rules with `q` and `kv` in their parts as numbers of outputs."""
+    return {path: _with_sizes(rule, facts) if facts else rule for path, rule in bound.items()}
+
+
+def _with_sizes(rule: ResolvedRule, facts: ModelFacts) -> ResolvedRule:
+    if not isinstance(rule.options.get("parts"), tuple):
+        return rule
+    sizes = part_sizes(Style(rule.style, rule.options), 0, facts)
+    return rule if sizes is None else replace(rule, options={**rule.options, "parts": sizes})
 
 
 def _setting_paths(plan: Plan, paths: Paths, fitted: Fitted) -> list[Diagnostic]:

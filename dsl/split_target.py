@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autoshard.model_facts import ModelFacts, ModuleFacts
 from autoshard.plan import Style
 
-SPLITS = ("colwise", "rowwise", "vocab")
+SPLITS = ("colwise", "rowwise", "vocab", "heads")
 # Styles that need a weight, and the kinds of layers that they can split.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "colwise": ("linear", "conv1d", "embedding"),
@@ -37,7 +37,7 @@ class Target:
             return None
         if self.kind == "embedding":
             return 0 if style == "vocab" else 1
-        is_output = style in ("colwise", "vocab")
+        is_output = style != "rowwise"
         if len(self.shape) == 1:
             return 0 if is_output else None
         return (1 if is_output else 0) if self.kind == "conv1d" else (0 if is_output else 1)
@@ -56,6 +56,8 @@ def part_sizes(style: Style, width: int, facts: ModelFacts) -> tuple[int, ...] |
     parts = style.options.get("parts", 1)
     if isinstance(parts, int):
         return (width // parts,) * parts if width % parts == 0 else (width,)
+    if all(isinstance(part, int) for part in parts):
+        return parts
     heads = {"q": facts.num_heads, "kv": facts.num_kv_heads}
     if facts.head_dim is None or any(heads.get(p, 1) is None for p in parts if isinstance(p, str)):
         return None

@@ -44,6 +44,8 @@ def _check_heads(node: Node, x: Node, shard: Shard, reader: Reader, rule: Resolv
     if not parts:
         return
     count, *rest = parts
+    if _parts_of(rule) > 1:
+        raise _wrong_parts(node, shard, reader, rule, parts)
     if len(rest) > 1 and rest[0] % reader.size == 0:
         raise _packed(node, rule, str(count), f"{count} parts of {prod(rest)}")
     fits = ", ".join(str(d) for d in range(2, count + 1) if count % d == 0)
@@ -52,9 +54,49 @@ def _check_heads(node: Node, x: Node, shard: Shard, reader: Reader, rule: Resolv
         code="AS402",
         span=rule.rule.span,
         label=f"{rule.path}: {count} heads x {prod(rest)}",
-        help=f"{reader.axis} must divide {count}: {fits}" if fits else "leave its layers whole",
+        help=_ways_out(reader, rule, parts, fits),
         notes=_later(node),
     )
+
+
+def _ways_out(
+    reader: Reader, rule: ResolvedRule, parts: tuple[int, ...], fits: str
+) -> tuple[str, ...]:
+    """Return what to write instead; key heads, unlike query heads, may be kept on several ranks."""
+    count, axis = parts[0], reader.axis
+    help = [f"{axis} must divide {count}: {fits}" if fits else "leave its layers whole"]
+    if rule.style == "colwise" and len(parts) == 2 and reader.size % count == 0:
+        times = reader.size // count
+        help.append(f"key/value heads: `colwise(replicate={times})` keeps each on {times} ranks")
+    return tuple(help)
+
+
+def _wrong_parts(
+    node: Node, shard: Shard, reader: Reader, rule: ResolvedRule, apart: tuple[int, ...]
+) -> PlacementError:
+    """Return the error for a weight that lies head by head, which the plan splits part by part."""
+    count, *rest = apart
+    fits = count % reader.size == 0
+    return PlacementError(
+        f"`{rule.path}` is not packed as `parts` says: it is taken apart as"
+        f" {' x '.join(map(str, apart))}",
+        code="AS403",
+        span=rule.rule.span,
+        label=f"this splits {_split_sizes(shard)}",
+        help=f"`{rule.style}` without parts keeps whole groups: {count} of {prod(rest)}"
+        if fits
+        else f"{reader.axis} must divide {count} for `{rule.style}` without parts",
+        notes=_later(node),
+    )
+
+
+def _parts_of(rule: ResolvedRule) -> int:
+    parts = rule.options.get("parts", 1)
+    return len(parts) if isinstance(parts, tuple) else parts
+
+
+def _split_sizes(shard: Shard) -> str:
+    return " + ".join(map(str, shard.blocks))
 
 
 def _taken_apart(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, ...]:
@@ -77,7 +119,9 @@ def _check_packed(node: Node, x: Node, shard: Shard, reader: Reader, rule: Resol
         return
     equal = len(set(lengths)) == 1
     parts = str(len(lengths)) if equal else f"[{', '.join(map(str, lengths))}]"
-    raise _packed(node, rule, parts, f"{' + '.join(map(str, lengths))} along dim {shard.dim}")
+    what = f"{' + '.join(map(str, lengths))} along dim {shard.dim}"
+    split = _split_sizes(shard) if _parts_of(rule) > 1 else ""
+    raise _packed(node, rule, parts, what, split)
 
 
 def _lengths(node: Node, x: Node, dim: int) -> list[int]:
@@ -100,12 +144,15 @@ def _start(node: Node) -> int:
     return bound_arguments(node)["start"] or 0
 
 
-def _packed(node: Node, rule: ResolvedRule, parts: str, what: str) -> PlacementError:
+def _packed(
+    node: Node, rule: ResolvedRule, parts: str, what: str, split: str = ""
+) -> PlacementError:
+    plain = f"a plain {rule.style} would give rank 0 all of the first part"
     return PlacementError(
         f"`{rule.path}` packs several parts in one weight: {what}",
         code="AS403",
         span=rule.rule.span,
-        label=f"a plain {rule.style} would give rank 0 all of the first part",
+        label=f"this splits {split}" if split else plain,
         help=f"`{rule.style}(parts={parts})` splits each part",
         notes=_later(node),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, replace
 
+import torch
 from torch.fx import Node
 
 from autoshard.compiler.pass_base import Numerics, Pass, PassContext
@@ -27,6 +28,7 @@ from autoshard.ir.rules.call import Choice, tensor_inputs
 from autoshard.passes._forms import FORMS
 from autoshard.passes._placing import Reader, reader_of
 from autoshard.passes._refusals import refuse
+from autoshard.passes._slices import join_slices
 
 UNPROVEN = "unproven: no placement rule for"  # what the remark on an unknown operator begins with
 
@@ -62,13 +64,14 @@ class _Propagation:
         self.rewriter = Rewriter(program.forward, PropagatePlacements.name)
         self.outs: dict[Node, tuple[Placement, ...]] = {}
         self.rules = _rules_by_node(program, ctx)
+        self.gone: set[Node] = set()  # slices that one split stands for
 
     def run(self) -> None:
         for fqn, node in self.program.forward.named(PARAM).items():
             spec = self.program.params[fqn]
             self.record(node, (self.unpadded(spec),))
         for node in tuple(self.program.forward.graph.nodes):
-            if node.op == "call_function":
+            if node.op == "call_function" and node not in self.gone:
                 self.visit(node)
         self.rewriter.sweep()
 
@@ -84,6 +87,8 @@ class _Propagation:
         if node.target is operator.getitem:
             self.record(node, (self.outs[node.args[0]][node.args[1]],))
             return
+        if self.joins_slices(node):
+            return
         choice = self.reader.choice(node)
         if choice.instead:
             for made in FORMS[choice.instead](self.rewriter, node, self.reader):
@@ -96,6 +101,19 @@ class _Propagation:
         if not choice.proven:
             self.note_unproven(node, choice)
         self.record(node, choice.outs)
+
+    def joins_slices(self, node: Node) -> bool:
+        """Put one split in the place of the slices that take a split dimension apart."""
+        if node.target is not torch.ops.aten.slice.Tensor:
+            return False
+        held = self.reader.read(node.args[0])
+        if not isinstance(held, Shard):
+            return False
+        made, gone = join_slices(self.rewriter, node, held.dim)
+        self.gone.update(gone)
+        for new in made:
+            self.visit(new)
+        return node in self.gone
 
     def rule_of(self, node: Node) -> ResolvedRule | None:
         """Return the plan rule behind a call's split input."""

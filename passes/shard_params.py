@@ -20,10 +20,12 @@ from autoshard.diagnostics import InternalError, Label, PlacementError
 from autoshard.dsl.resolve import ResolvedRule
 from autoshard.ir.graph_function import PARAM
 from autoshard.ir.node_info import info
-from autoshard.ir.params import ParamSpec
+from autoshard.ir.params import Copies, ParamSpec
 from autoshard.ir.placement import REPLICATE, Placement, Shard, divides, normalize
 from autoshard.ir.program import Level, Program
+from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import tensor_inputs
+from autoshard.passes._kept_heads import Kept, keep_heads
 
 aten = torch.ops.aten
 TURNED = (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -34,7 +36,8 @@ TURNED = (aten.t.default, aten.transpose.int, aten.permute.default)
 class ShardParams(Pass):
     """Bind each tensor rule to the parameters of its module.
 
-    rewrite: no node changes; ``fc.weight f32[64, 16]`` --> placed ``tp: S(0)``
+    rewrite: no node changes; ``fc.weight f32[64, 16]`` --> placed ``tp: S(0)``;
+    ``colwise(replicate=2)`` repeats key heads, see ``_kept_heads``
     assumes nothing of placements; establishes ``params_placed``.
     """
 
@@ -53,17 +56,25 @@ class ShardParams(Pass):
             return
         layouts = find_layouts(program)
         placed: dict[str, tuple[ResolvedRule, Placement]] = {}
+        kept: dict[str, Kept] = {}
         for rule in ctx.resolved.tensor.values():
             for name in parameter_names(program, rule.path):
                 spec = program.params[name]
+                if spec.copies is not None:
+                    continue
                 if spec.fqn not in layouts:
                     ctx.missed(name, f"'{rule.style}' has no effect: no operator reads it")
                     continue
                 found = placement_of(rule, name, spec, layouts[spec.fqn], size)
                 _check_tie(placed, spec, rule, found)
                 placed[spec.fqn] = (rule, found)
+                if _copies(rule) > 1 and isinstance(found, Shard):
+                    copies = Copies(found.dim, size // _copies(rule), _copies(rule))
+                    kept[spec.fqn] = Kept(copies, rule)
+                    program.params.update(spec.fqn, copies=copies)
         for fqn, (rule, found) in placed.items():
             _place(program.params[fqn], rule, found, self.axis, program, ctx)
+        keep_heads(program, Rewriter(program.forward, self.name), kept, self.axis)
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,27 @@ def placement_of(
     dim = found.pop()
     if dim is None:
         return REPLICATE
+    if _copies(rule) > 1:
+        return _kept_shard(rule, spec, dim, size)
     return normalize(Shard(dim, _blocks(rule, spec, dim, size)), spec.shape[dim])
+
+
+def _copies(rule: ResolvedRule) -> int:
+    return rule.options.get("replicate", 1)
+
+
+def _kept_shard(rule: ResolvedRule, spec: ParamSpec, dim: int, size: int) -> Placement:
+    """Return where a weight lies of which each head is kept on several ranks."""
+    times = _copies(rule)
+    if size % times or spec.shape[dim] % (size // times) or "parts" in rule.options:
+        raise PlacementError(
+            f"each head can't be kept on {times} of {size} ranks",
+            code="AS402",
+            span=rule.rule.span,
+            label=f"{spec.fqn} is {list(spec.shape)}",
+            help="`replicate` is tp / key heads, and goes with key and value layers of their own",
+        )
+    return REPLICATE if times == size else Shard(dim)
 
 
 def _own(name: str, readings: tuple[Reading, ...]) -> set[Layout]:
@@ -236,8 +267,8 @@ def _place(
         )
         ctx.note(spec.fqn, f"padded from {list(spec.shape)} to {list(padded)}")
         found = Shard(found.dim)
-    if not divides(found, padded or spec.shape, program.mesh.size(axis)):
+    if not divides(found, padded or spec.whole_shape, program.mesh.size(axis)):
         raise InternalError(f"'{spec.fqn}' does not divide as {found}")
     program.params.update(spec.fqn, placements={**spec.placements, axis: found}, padded=padded)
-    share = prod(padded or spec.shape) // program.mesh.size(axis)
+    share = prod(padded or spec.whole_shape) // program.mesh.size(axis)
     ctx.applied(spec.fqn, f"{rule.style}: {axis} {found}, {share} elements a rank")

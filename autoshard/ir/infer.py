@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import torch
 from torch.fx import Node
@@ -22,6 +23,11 @@ from autoshard.ir.user_line import place_of
 from autoshard.ops import collectives
 from autoshard.ops.dropout import DropoutArgs, dropout
 
+TURNED = (
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.t.default,
+)
 Value = Placement | None  # None: not known, something before it has no rule
 
 
@@ -46,6 +52,7 @@ class Inference:
     unknown: Counter[str] = field(default_factory=Counter)  # that read a value of no placement
     flat: dict[Node, str] = field(default_factory=dict)  # flat buckets, by node
     origins: dict[Node, Node] = field(default_factory=dict)  # saved input -> its node in F
+    readings: dict[Node, tuple[Placement, ...]] = field(default_factory=dict)  # of unsure views
     constants: Constants = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,8 +101,14 @@ class Inference:
             self._report_form(node, ins, choice.instead)
         if node.target is dropout:
             self._check_mask(node, ins[0])
-        if not all(map(self._lies_as, tensor_inputs(node), ins, choice.wants)):
-            self._report(node, ins, choice.wants)
+        fits = all(map(self._lies_as, tensor_inputs(node), ins, choice.wants))
+        if not fits or any(isinstance(out, Partial) for out in choice.outs):
+            reread = self._reread(node)
+            if not fits and reread is None:
+                self._report(node, ins, choice.wants)
+            choice = reread or choice
+        if node.target in TURNED and node.args[0] in self.readings:
+            self.readings[node] = self._turned(node)
         return choice.outs[0] if count == 1 else choice.outs
 
     def _check_mask(self, node: Node, held: Placement) -> None:
@@ -108,6 +121,48 @@ class Inference:
             return  # shapes are global: what a rank draws is not decided yet
         if told != ([held.dim] if isinstance(held, Shard) else []):
             self._wrong(node, f"reads {held} and draws its mask as if it were split along {told}")
+
+    def _reread(self, node: Node) -> Choice | None:
+        """Return the simplest choice under the readings of the views that a call reads.
+
+        With one head a rank, ``[2, 1, 6, 8] -> [2, 6, 8]`` merges heads with batch or with tokens.
+        Both are true of what the rank holds; the call tells which one its other operands agree to.
+        """
+        inputs = tensor_inputs(node)
+        unsure = [n for n in dict.fromkeys(inputs) if n in self.readings]
+        before = [self.env[n] for n in unsure]
+        fitting: list[tuple[Choice, tuple[Placement, ...]]] = []
+        for read in product(*(self.readings[n] for n in unsure)) if unsure else ():
+            self.env.update(zip(unsure, read, strict=True))
+            ins = tuple(self.env[n] for n in inputs)
+            choice = self._consistent_choice(node, ins)
+            if choice.proven and all(map(self._lies_as, inputs, ins, choice.wants)):
+                fitting.append((choice, read))
+        self.env.update(zip(unsure, before, strict=True))
+        if not fitting:
+            return None
+        best, agreed = min(fitting, key=lambda found: _sums_first(found[0]))
+        for source, placement in zip(unsure, agreed, strict=True):
+            self._settle_reading(source, placement)
+        return best
+
+    def _settle_reading(self, node: Node, placement: Placement) -> None:
+        """Let a view, and what it turns, lie as a call that reads it has told."""
+        self.env[node] = placement
+        source = node.args[0] if node.target in TURNED else None
+        if source in self.readings:
+            place = self.readings[node].index(placement)
+            self._settle_reading(source, self.readings[source][place])
+
+    def _turned(self, node: Node) -> tuple[Placement, ...]:
+        """Return the readings of a value that is turned, one for each of what it turns."""
+        source = node.args[0]
+        before, found = self.env[source], []
+        for read in self.readings[source]:
+            self.env[source] = read
+            found.append(self._consistent_choice(node, (read,)).outs[0])
+        self.env[source] = before
+        return tuple(found)
 
     def _lies_as(self, node: Node, have: Placement, want: Placement) -> bool:
         """Tell whether an operand may be read as ``want``; over dp constants lie either way."""
@@ -130,6 +185,8 @@ class Inference:
         dims = range(max((len(shape) for shape in local), default=0))
         tried = [self._settle(node, ins, guess) for guess in (REPLICATE, *map(Shard, dims))]
         fitting = [c for c, is_settled in tried if is_settled and c.wants == ins]
+        if len(local) == 1 and len(fitting) > 1:
+            self.readings[node] = tuple(dict.fromkeys(c.outs[0] for c in fitting))
         return min(fitting, key=partial(self._simplicity, node, ins)) if fitting else tried[0][0]
 
     def _simplicity(
@@ -261,3 +318,9 @@ def _place(node: Node) -> str:
     record = info(node)
     line = f", plan line {record.span.line}" if record.span else ""
     return f"{record.path or 'model'} ({record.source or 'no source'}){line}"
+
+
+def _sums_first(choice: Choice) -> tuple[int, int]:
+    """Return an order of readings that agree: fewest sums, then fewest blocks."""
+    blocks = sum(len(p.blocks) for p in choice.outs if isinstance(p, Shard))
+    return choice.outs.count(PARTIAL), blocks

@@ -30,6 +30,28 @@ class Flat:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Each of ``pieces`` equal pieces along ``dim`` is kept ``times`` times, side by side.
+
+    So a few key heads are split over more ranks: neighbouring ranks hold the same head.
+    """
+
+    dim: int
+    pieces: int
+    times: int
+
+    def repeat(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the model's value with every piece repeated."""
+        wide = value.unflatten(self.dim, (self.pieces, -1))
+        return wide.repeat_interleave(self.times, self.dim).flatten(self.dim, self.dim + 1)
+
+    def first(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the first copy of every piece: the inverse of ``repeat``."""
+        wide = value.unflatten(self.dim, (self.pieces, self.times, -1))
+        return wide.select(self.dim + 1, 0).flatten(self.dim, self.dim + 1)
+
+
+@dataclass(frozen=True)
 class ParamSpec:
     """One parameter or buffer of the model, whatever the number of names it is tied to."""
 
@@ -41,6 +63,7 @@ class ParamSpec:
     persistent: bool = True  # buffers: in the state dict; lifted constants are not
     aliases: tuple[str, ...] = ()  # further names of the same tensor
     padded: tuple[int, ...] | None = None  # shape after `pad=`, None when nothing is padded
+    copies: Copies | None = None  # key heads that several ranks hold
     placements: Placements = field(default_factory=dict)
     computed_in: torch.dtype | None = None  # what phases read; None: as it is stored
     homes: tuple[int, ...] = ()  # stages that use it; the first one owns it
@@ -53,8 +76,12 @@ class ParamSpec:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """Return the global shape including padding."""
-        return self.padded or self.shape
+        """Return the global shape including padding and copies."""
+        if self.copies is None:
+            return self.padded or self.shape
+        shape = list(self.shape)
+        shape[self.copies.dim] *= self.copies.times
+        return tuple(shape)
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Return the shape of the tensor-parallel shard that one rank computes with."""

@@ -10,14 +10,14 @@ from autoshard.diagnostics import InternalError
 from autoshard.ir.aliases import is_view
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.node_info import info
-from autoshard.ops.collectives import copy_to
+from autoshard.ops.collectives import copy_to, copy_within
 from autoshard.ops.library import NAMESPACE
 
 aten = torch.ops.aten
 
 # Nodes that stand for their first argument. `copy_to` has done its work: its transpose, an
 # all_reduce, is in the backward graph.
-_IDENTITIES = frozenset({aten.detach.default, aten.alias.default, copy_to})
+_IDENTITIES = frozenset({aten.detach.default, aten.alias.default, copy_to, copy_within})
 _SAME_WHEN_SAME_SHAPE = frozenset(
     {aten.view.default, aten._unsafe_view.default, aten.expand.default}
 )

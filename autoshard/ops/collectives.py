@@ -10,6 +10,7 @@ all_reduce         P -> R     R -> R: identity
 all_gather         S -> R     R -> S: shard; with ``reduce_grad`` P -> S: reduce_scatter
 reduce_scatter     P -> S     S -> R: all_gather
 shard              R -> S     S -> R: all_gather
+copy_within        S -> S     S -> S: all_reduce_within (neighbours hold one head)
 =================  =========  ==========================================================
 
 ``blocks`` are the global block sizes along ``dim`` (see ``ir.placement.Shard``); empty means one.
@@ -141,6 +142,43 @@ shard = define(
     run=_run_shard,
     backward=_gather_backward,
     setup=_save_shard,
+)
+
+
+# copies of one head on neighbouring ranks ----------------------------------------------------
+def _copy_within_backward(ctx, grad) -> tuple[torch.Tensor | None, ...]:
+    return all_reduce_within(grad, ctx.times, ctx.axis), None, None
+
+
+def _save_times(ctx, inputs, output) -> None:
+    ctx.times, ctx.axis = inputs[1:]
+
+
+def neighbours(index: int, times: int) -> tuple[int, ...]:
+    """Return the coordinates of the ``times`` ranks that hold the same head as ``index``."""
+    first = index // times * times
+    return tuple(range(first, first + times))
+
+
+copy_within = define(
+    "copy_within(Tensor x, int times, str axis) -> Tensor",
+    fake=lambda x, times, axis: torch.empty_like(x),
+    run=lambda comm, x, times, axis: x,
+    backward=_copy_within_backward,
+    setup=_save_times,
+)
+
+
+def _run_all_reduce_within(comm, x, times, axis) -> torch.Tensor:
+    members = neighbours(comm.index(axis), times)
+    return comm.all_reduce_start(x, axis, members=members).wait()
+
+
+all_reduce_within = define(
+    "all_reduce_within(Tensor x, int times, str axis) -> Tensor",
+    fake=lambda x, times, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
+    run=_run_all_reduce_within,
+    traffic=lambda x, times, axis: (Traffic("all_reduce", axis, _nbytes(x)),),
 )
 
 # start and wait halves, made by split-collectives ---------------------------------------------

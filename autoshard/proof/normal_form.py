@@ -8,7 +8,7 @@ that the placements give: which local block is which global block is what the ty
 
 from __future__ import annotations
 
-from autoshard.proof import composites, readings
+from autoshard.proof import composites, pieces, readings
 from autoshard.proof.reader import Reading
 
-READINGS: dict[object, Reading] = {**readings.TABLE, **composites.TABLE}
+READINGS: dict[object, Reading] = {**readings.TABLE, **pieces.TABLE, **composites.TABLE}

@@ -88,6 +88,7 @@ def _check_stage(
     """Check one stage's phases in order and return the placements of what it sends on."""
     saved: dict[str, Value] = {}
     makers: dict[str, Node] = {}  # of saved values
+    readings: dict[str, tuple[Placement, ...]] = {}  # of saved views that read in several ways
     sent: dict[str, Value] = {}
     for phase in COMPUTE_PHASES:
         function = stage.phases.get(phase)
@@ -98,6 +99,7 @@ def _check_stage(
             run.env[node] = source_placement(program, axis, port, received, sent, saved)
             if port.kind == SAVED and port.name in makers:
                 run.origins[node] = makers[port.name]
+                run.readings |= {node: readings[port.name]} if port.name in readings else {}
         run.walk(function)
         where = f"stage {stage.index}, {phase}, {axis.name}"
         _record(findings, where, run)
@@ -107,7 +109,9 @@ def _check_stage(
             for op, count in counts.items():
                 total[op] = total.get(op, 0) + count
         saved |= _named(function, SAVED, run)
-        makers |= {n: node for n, node in function.named_results(SAVED).items() if node}
+        made = {n: node for n, node in function.named_results(SAVED).items() if node}
+        makers |= made
+        readings |= {n: run.readings[node] for n, node in made.items() if node in run.readings}
         sent |= _named(function, BOUNDARY, run)
         ends = _check_ends(program, function, axis, run, received)
         findings.wrong += [f"{where}: {text}" for text in ends]
@@ -171,6 +175,8 @@ def _check_ends(
             continue
         if port.kind == BOUNDARY and isinstance(value, Partial):
             yield f"'{port.name}' crosses the stage boundary as a partial sum"
+        if port.kind == GRAD and axis.name == "tp" and not _is_shared(program, port.name, node):
+            yield f"{GRAD} '{port.name}' is not summed over the ranks that keep the same head"
         expected = _expected(program, axis, port.kind, port.name, received)
         if expected is not None and value != expected:
             yield f"{port.kind} '{port.name}' is {value} and must be {expected}"
@@ -193,9 +199,22 @@ def _check_packed(
             continue
         if have is not None and have != want:
             yield f"{GRAD} '{name}' is {have} and must be {want}"
+        if axis.name == "tp" and not _is_shared(program, name, value):
+            yield f"{GRAD} '{name}' is not summed over the ranks that keep the same head"
     reduced = Shard(0) if bucket.axis == "dp" else REPLICATE
     if axis.name == "dp" and run.env[node] not in (None, reduced):
         yield f"{FLAT_GRAD} '{bucket_name}' is {run.env[node]} and must be {reduced}"
+
+
+def _is_shared(program: Program, name: str, grad: Node) -> bool:
+    """Tell whether a gradient of heads that several ranks keep was summed over those."""
+    if program.params[name].copies is None:
+        return True
+    while grad.target is not collectives.all_reduce_within:
+        if len(grad.all_input_nodes) != 1:
+            return False
+        (grad,) = grad.all_input_nodes
+    return True
 
 
 def _expected(

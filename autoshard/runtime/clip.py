@@ -64,7 +64,9 @@ def _counted_here(storage: Storage, comm: Communicator) -> Iterator[torch.Tensor
 
 def _is_first(spec: ParamSpec, storage: Storage, comm: Communicator) -> bool:
     """Tell whether this rank counts a parameter: its own shard, and its owner stage."""
-    is_first_copy = spec.is_sharded("tp") or comm.index("tp") == 0
+    place = comm.index("tp")
+    times = spec.copies.times if spec.copies else 1
+    is_first_copy = place % times == 0 if spec.is_sharded("tp") else place == 0
     return is_first_copy and spec.homes[0] in storage.stages
 
 

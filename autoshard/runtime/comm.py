@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -38,12 +39,13 @@ class ProcessGroups:
         rank: int,
         device: torch.device,
         *,
-        subsets: Sequence[tuple[int, ...]] = (),
+        subsets: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
         timeout: timedelta | None = None,
     ) -> None:
         """Make every group of every axis, in one order on all ranks.
 
-        ``subsets`` are the coordinates along "pp" that reduce tied parameters among themselves.
+        ``subsets`` are coordinates along an axis that reduce among themselves: stages that tie a
+        parameter, ranks that keep the same head.
         """
         self.mesh, self.rank, self.device, self.clock = mesh, rank, device, Clock()
         make, backend = (GlooAxis, "gloo") if device.type == "cpu" else (NcclAxis, "nccl")
@@ -57,7 +59,8 @@ class ProcessGroups:
         if mesh.size("pp") > 1:
             group = _axis_group(mesh.groups("pp"), rank, backend, timeout)
             self._messages = make("pp", group, mesh.index(rank, "pp"), self.clock)
-            self._add_subsets(subsets, backend, timeout)
+        for axis in mesh.names:
+            self._add_subsets(axis, subsets.get(axis, ()), backend, timeout)
 
     def index(self, axis: str) -> int:
         """Return this rank's coordinate along ``axis``."""
@@ -99,16 +102,20 @@ class ProcessGroups:
         return self._messages.transfer(transfers)
 
     def _add_subsets(
-        self, subsets: Sequence[tuple[int, ...]], backend: str, timeout: timedelta | None
+        self,
+        axis: str,
+        subsets: Sequence[tuple[int, ...]],
+        backend: str,
+        timeout: timedelta | None,
     ) -> None:
         """Let the axis know groups of some of its members (all ranks make all groups)."""
         for members in sorted(set(subsets)):
-            if not 1 < len(members) < self.size("pp"):
+            if not 1 < len(members) < self.size(axis):
                 continue
-            parts = tuple(tuple(g[i] for i in members) for g in self.mesh.groups("pp"))
+            parts = tuple(tuple(g[i] for i in members) for g in self.mesh.groups(axis))
             group = _own_group(parts, self.rank, backend, timeout)
             if group is not None:
-                self._axes["pp"].add_subset(members, group)
+                self._axes[axis].add_subset(members, group)
 
 
 def _axis_group(

@@ -15,6 +15,7 @@ from autoshard.diagnostics import AutoshardError, CheckpointError
 from autoshard.ir.batch import batch_leaves
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
+from autoshard.ops.collectives import neighbours
 from autoshard.runtime.agree import Call, agree_on_batch
 from autoshard.runtime.batch import Leaves, Signature, batch_signature, check_rows, split_leaves
 from autoshard.runtime.clip import clip_grad_norm
@@ -94,7 +95,7 @@ class Engine:
         """
         compare_fingerprints(control, take_fingerprint(setup.plan_text, program))
         self._setup, self._control = setup, control
-        self._comm = ProcessGroups(program.mesh, control.rank, device, subsets=_tied(program))
+        self._comm = ProcessGroups(program.mesh, control.rank, device, subsets=_subsets(program))
         self._seed = control.gather([torch.initial_seed() >> 1])[0][0]
         self._counters = Counters()
         self._programs: dict[Key, Executable] = {}
@@ -277,6 +278,14 @@ class Engine:
                 " the model is on the meta device",
                 help="give parallelize(init=), or call load_full_state_dict first",
             )
+
+
+def _subsets(program: Program) -> dict[str, list[tuple[int, ...]]]:
+    """Return by axis the coordinates that reduce among themselves."""
+    size = program.mesh.size("tp")
+    times = {spec.copies.times for spec in program.params if spec.copies}
+    heads = {neighbours(index, n) for n in times for index in range(size)}
+    return {"pp": _tied(program), "tp": sorted(heads)}
 
 
 def _tied(program: Program) -> list[tuple[int, ...]]:

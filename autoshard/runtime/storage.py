@@ -141,7 +141,9 @@ def localize(value: torch.Tensor, spec: ParamSpec, comm: Communicator) -> torch.
 
 
 def pad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
-    """Return ``value`` with zeros up to the padded shape, if the parameter has one."""
+    """Return ``value`` with zeros up to the padded shape, or with its copies, if it has any."""
+    if spec.copies is not None:
+        return spec.copies.repeat(value)
     if spec.padded is None:
         return value
     whole = value.new_zeros(spec.padded)
@@ -150,7 +152,9 @@ def pad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
 
 
 def unpad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
-    """Return the part of a padded value that the user's model has."""
+    """Return the part of a padded or repeated value that the user's model has."""
+    if spec.copies is not None:
+        return spec.copies.first(value)
     if spec.padded is None:
         return value
     return value[tuple(slice(n) for n in spec.shape)]

@@ -36,7 +36,10 @@ def _global(
             whole[rank] = _over_axes(name, mesh, rank, storages, parts, local)
     value = agreed(whole, f"'{name}'")
     holder = next(iter(whole))
-    return unpad(value, storages[holder].layout.slots[name].spec)
+    spec = storages[holder].layout.slots[name].spec
+    if spec.copies is not None and not torch.equal(spec.copies.repeat(unpad(value, spec)), value):
+        raise VerifyError(f"ranks that keep the same head of '{name}' hold different values")
+    return unpad(value, spec)
 
 
 def _local(

@@ -115,6 +115,8 @@ def _param_text(spec: ParamSpec) -> str:
     shape = f"{dtype_text(spec.dtype)}{list(spec.shape)}"
     if spec.padded:
         shape += f" padded to {list(spec.padded)}"
+    if spec.copies:
+        shape += f" {spec.copies.times} copies of each of {spec.copies.pieces} heads"
     placed = "".join(f" {placement}@{axis}" for axis, placement in spec.placements.items())
     parts = [f"{' = '.join((spec.fqn, *spec.aliases))}: {shape}{placed}"]
     if spec.homes:

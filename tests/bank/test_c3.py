@@ -1,7 +1,21 @@
 """C3: more ranks than key heads are refused with the heads and the degrees that work."""
 
+from autoshard.ir.program import Program
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ops.collectives import all_reduce_within
 from autoshard.testing.models import Built, tiny_hf
-from tests.bank.equal import assert_equal, refusal
+from tests.bank.equal import assert_equal, finding, refusal
+
+
+def forget_sharing(program: Program) -> bool:
+    """Let each rank keep its own gradient of a head that it shares."""
+    found = False
+    for function in program.stages[0].phases.values():
+        for node in function.graph.find_nodes(op="call_function", target=all_reduce_within):
+            Rewriter(function, "fault").replace(node, node.args[0])
+            found = True
+    return found
+
 
 PLAN = """
 mesh {{ tp = {tp} }}
@@ -27,9 +41,14 @@ def test_two_key_heads_on_four_ranks_are_refused_with_the_way_out() -> None:
     assert "= note: query heads (4) do divide by 4" in text
 
 
-def test_key_heads_on_several_ranks_are_refused_while_they_are_planned() -> None:
-    text = refusal(llama(), PLAN.format(tp=4, style="colwise(replicate=2)"))
-    assert "planned, not executable yet: tensor style `colwise(replicate=2)`" in text
+def test_two_key_heads_kept_on_two_of_four_ranks_each_train_as_one_process_does() -> None:
+    found = assert_equal(llama(), PLAN.format(tp=4, style="colwise(replicate=2)"))
+    assert found.ours[0].grads["model.layers.0.self_attn.k_proj.weight"].shape == (16, 32)
+
+
+def test_key_heads_whose_gradients_are_not_shared_would_be_seen() -> None:
+    text = finding(llama(), PLAN.format(tp=4, style="colwise(replicate=2)"), forget_sharing)
+    assert "ranks that keep the same head of 'model.layers.0.self_attn.k_proj.weight'" in text
 
 
 def test_two_key_heads_on_two_ranks_train_as_one_process_does() -> None:

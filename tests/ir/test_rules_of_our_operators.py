@@ -245,6 +245,16 @@ def run_fused(op: object, args: tuple, held: list, choice: Choice, comm: object)
     return tensors_of(spec(op).run(comm, *given))
 
 
+def test_neighbours_that_hold_one_head_sum_what_they_make_of_it() -> None:
+    op, x = collectives.all_reduce_within, f(4, 8)
+    call, _ = call_of(op, (x, 2, "tp"), (x,), 4, "tp")
+    assert table.choose(call, (Shard(0),)).outs == (Shard(0),)
+    held = [parts_of(x, Shard(0), 4)]
+    got = ranks.on_ranks(4, lambda comm: run_local(op, (x, 2, "tp"), held, comm))
+    pairs = x.unflatten(0, (2, 2)).sum(1).repeat_interleave(2, 0)
+    torch.testing.assert_close(torch.cat([part for (part,) in got]), pairs)
+
+
 def test_what_releases_a_buffer_has_no_value() -> None:
     call = Call(collectives.release, {}, ((4,),), (), 2)
     assert table.choose(call, (REPLICATE,)).outs == ()
@@ -254,6 +264,7 @@ TESTED = (
     *(op for op, _ in COLLECTIVES.values()),
     *(case("tp", 2)[0] for case in VOCABULARY),
     *(collectives.wait, dropout),
+    *(collectives.copy_within, collectives.all_reduce_within),
 )
 
 

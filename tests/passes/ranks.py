@@ -75,8 +75,9 @@ class Comm:
         return self.exchange.size if axis == self.axis else 1
 
     def all_reduce_start(self, value, axis, op="sum", members=None) -> Done:
-        """Sum (or take the maximum) over the ranks."""
+        """Sum (or take the maximum) over the ranks, or over ``members`` of them."""
         parts = torch.stack(self.exchange.swap(self.place, f"all_reduce {op}", value.detach()))
+        parts = parts if members is None else parts[list(members)]
         return Done(parts.amax(0) if op == "max" else parts.sum(0))
 
     def all_gather_start(self, value, axis) -> Done:

@@ -140,6 +140,8 @@ TABLE: dict[object, Rule] = {
     collectives.all_gather_start: collective(_shard, _replicated),
     collectives.reduce_scatter_start: collective(_partial, _shard),
     collectives.tied_all_reduce: collective(_partial, _replicated),
+    collectives.copy_within: _wait,
+    collectives.all_reduce_within: _wait,
     collectives.wait: _wait,
     dropout.dropout: _dropout,
     vocab.vocab_embedding: _vocab_embedding,
