@@ -255,6 +255,13 @@ def test_neighbours_that_hold_one_head_sum_what_they_make_of_it() -> None:
     torch.testing.assert_close(torch.cat([part for (part,) in got]), pairs)
 
 
+def test_ranks_that_share_a_parameter_sum_its_terms() -> None:
+    (outs,) = check_on_ranks(
+        collectives.tied_all_reduce, (f(*SHAPE), "tp", (0, 1)), lambda x, *rest: x
+    )
+    assert outs == (REPLICATE,)
+
+
 def test_what_releases_a_buffer_has_no_value() -> None:
     call = Call(collectives.release, {}, ((4,),), (), 2)
     assert table.choose(call, (REPLICATE,)).outs == ()
@@ -264,7 +271,7 @@ TESTED = (
     *(op for op, _ in COLLECTIVES.values()),
     *(case("tp", 2)[0] for case in VOCABULARY),
     *(collectives.wait, dropout),
-    *(collectives.copy_within, collectives.all_reduce_within),
+    *(collectives.copy_within, collectives.all_reduce_within, collectives.tied_all_reduce),
 )
 
 
