@@ -20,13 +20,13 @@ the whole batch. *equal*: loss, every gradient, the norm and every parameter agr
 number that differs; *crashed* an error without a name: neither may be on this page. *capture* is
 compared with the eager model.
 
-The tensor rules are the model's own (`hf`: `use transformers.tp_plan`) where they compile, else
-those that `autoshard plan init` finds in the captured graph (`init`). *split* is the share of the
-parameters that tp 2 splits. Experts run as `batched_mm` and stay whole on every rank.
+The tensor rules are the model's own (`hf`: `use transformers.tp_plan`) or those that
+`autoshard plan init` finds in the captured graph (`init`), whichever split more parameters; *split*
+is that share. Experts run as `batched_mm` and stay whole on every rank.
 
 Measured with torch {torch}, transformers {transformers}, Python {python}, by
 
-    python -m autoshard.testing.coverage --out docs/coverage.md
+    python -m autoshard.testing.coverage --out docs/coverage.md --family (those below)
 """
 TITLES = {
     "causal": "Decoders",
