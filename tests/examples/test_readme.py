@@ -72,4 +72,4 @@ def test_the_verdict_shown_is_the_one_given(
 
 def without_figures(line: str) -> str:
     """Leave out what differs from processor to processor and with every better rule."""
-    return re.sub(r"\d+ placements|within [\d.e+-]+", "", line)
+    return re.sub(r"\d+ placements|within [\d.e+-]+|[\d.e+-]+ and [\d.e+-]+ \(", "", line)
