@@ -30,8 +30,8 @@ def train(rank):
     found = {}
     for cell in cells():
         program, code = schedule_cell(cell)
-        tied = [(0, 1)] if cell.tied else []
-        groups = ProcessGroups(program.mesh, rank, torch.device("cpu"), subsets=tied)
+        subsets = {"pp": [(0, 1)]} if cell.tied else {}
+        groups = ProcessGroups(program.mesh, rank, torch.device("cpu"), subsets=subsets)
         comm = Delayed(groups, seed=rank, longest_s=LONGEST_S, share=SHARE)
         exe = link(program, comm, code=code)
         for name, value in values_of(cell, program).items():
