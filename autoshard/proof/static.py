@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from autoshard.ir.program import Program
 from autoshard.proof.erasure import ErasureFindings, check_erasure
@@ -17,10 +17,24 @@ SHOWN = 8  # findings of one row that are printed
 
 def static_rows(program: Program, plain: PlainGraph | PlainSide | None) -> tuple[Row, ...]:
     """Return the rows of types, erasure and order for a program after the last pass."""
+    broken = tuple(_ill_formed(program))
+    if broken:
+        types = Row("types", Status.WRONG, "graphs are not well formed", broken[:SHOWN])
+        erasure = Row("erasure", Status.UNPROVEN, "graphs are not well formed")
+        return types, erasure, timed(lambda: _order(program))
     start = time.perf_counter()
     found = check_types(program)
     types = _types(found, time.perf_counter() - start)
     return types, timed(lambda: _erasure(program, plain, found)), timed(lambda: _order(program))
+
+
+def _ill_formed(program: Program) -> Iterator[str]:
+    """Say which graphs read a value before it is made, or one of another graph, and where."""
+    for name, function in program.functions():
+        try:
+            function.graph.lint()
+        except RuntimeError as error:
+            yield f"{name}: {error}"
 
 
 def timed(check: Callable[[], Row]) -> Row:
