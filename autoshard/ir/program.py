@@ -69,6 +69,15 @@ class Stage:
     joint: GraphFunction | None = None
     phases: dict[str, GraphFunction] = field(default_factory=dict)  # keys from PHASES
 
+    def clone(self) -> Stage:
+        """Return an independent copy."""
+        return replace(
+            self,
+            forward=self.forward.clone(),
+            joint=None if self.joint is None else self.joint.clone(),
+            phases={name: function.clone() for name, function in self.phases.items()},
+        )
+
 
 @dataclass(frozen=True)
 class JournalEntry:
@@ -113,9 +122,9 @@ class Program:
             yield from self._stage_functions(stage)
 
     def fork(self, mesh: Mesh | None = None) -> Program:
-        """Return an independent copy of a program that is not yet cut, for another mesh if given.
+        """Return an independent copy, for another mesh if given.
 
-        One capture can so be compiled for many plans.
+        One capture can so be compiled for many plans, and a compiled program broken on trial.
         """
         return replace(
             self,
@@ -124,7 +133,7 @@ class Program:
             forward=None if self.forward is None else self.forward.clone(),
             prelude=None if self.prelude is None else self.prelude.clone(),
             constants=dict(self.constants),
-            stages=[],
+            stages=[stage.clone() for stage in self.stages],
             holds=set(self.holds),
             journal=list(self.journal),
         )

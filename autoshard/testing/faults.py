@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch.fx import Node
 
@@ -38,16 +38,6 @@ class Fault:
     def count(self, program: Program) -> int:
         """Return in how many places it can be planted."""
         return sum(1 for _ in self.places(program))
-
-
-def copied(program: Program) -> Program:
-    """Return a copy of a compiled program that may be broken without harm to the first one."""
-    stages = [
-        replace(stage, phases={name: f.clone() for name, f in stage.phases.items()})
-        for stage in program.stages
-    ]
-    prelude = None if program.prelude is None else program.prelude.clone()
-    return replace(program, stages=stages, params=program.params.clone(), prelude=prelude)
 
 
 def functions(program: Program, phases: tuple[str, ...] = PHASES) -> Iterator[GraphFunction]:

@@ -34,7 +34,7 @@ from autoshard.proof.verdict import Status
 from autoshard.source import Source
 from autoshard.testing import graph_faults, runtime_faults, storage_faults
 from autoshard.testing.equivalence import compare_compiled, reference_run
-from autoshard.testing.faults import Fault, copied
+from autoshard.testing.faults import Fault
 from autoshard.testing.models import Built, tiny_gpt, tiny_hf
 from autoshard.testing.plans import Layout, plan_text
 
@@ -187,7 +187,7 @@ def _chosen(program: Program, most: int) -> Iterator[tuple[Fault, int]]:
 
 
 def _plant(subject: Subject, fault: Fault, place: int) -> Result:
-    broken = copied(subject.program)
+    broken = subject.program.fork()
     fault.plant(broken, place)
     return Result(str(subject.cell), fault.name, place, subject.caught_by(broken))
 

@@ -212,7 +212,7 @@ def _compiled(placement: tuple[int, ...], pp: int, zero: int, tied: bool) -> tup
     passes = default_pipeline().passes
     names = [step.name for step in passes]
     rest = passes[names.index("shard-storage") : names.index("lower-schedule")]
-    program = compile_program(_copy(phased, resolved.mesh), resolved, Pipeline(rest))
+    program = compile_program(phased.fork(resolved.mesh), resolved, Pipeline(rest))
     return program, generate_code(program)
 
 
@@ -224,16 +224,6 @@ def _phased(num_stages: int, tied: bool) -> Program:
     plan = load(Source("cell.plan", Cell("1f1b", num_stages, 2, 0, tied).plan)).require()
     until = "split-phases"
     return compile_plan(model, plan, batch, loss, captured=captured, until=until).program
-
-
-def _copy(program: Program, mesh: Mesh) -> Program:
-    """Return an independent copy of a program in phases, for another mesh."""
-    copied = program.fork(mesh)
-    copied.stages = [
-        replace(stage, phases={name: f.clone() for name, f in stage.phases.items()})
-        for stage in program.stages
-    ]
-    return copied
 
 
 @cache

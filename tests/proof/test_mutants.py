@@ -13,7 +13,7 @@ from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Row, Status, Verdict
 from autoshard.source import Source
 from autoshard.testing import graph_faults, mutants, runtime_faults
-from autoshard.testing.faults import Fault, copied
+from autoshard.testing.faults import Fault
 from autoshard.testing.models import tiny_gpt, token_batch
 from autoshard.testing.mutants import FAULTS, QUICK, Result, Subject
 from autoshard.testing.plans import Layout, plan_text
@@ -44,13 +44,13 @@ def test_the_sound_program_is_proved_by_all_static_links() -> None:
 def test_a_planted_fault_is_caught_before_anything_runs(fault: Fault) -> None:
     if not fault.count(subject().program):
         pytest.skip("no place in this program; the script plants it in another one")
-    broken = copied(subject().program)
+    broken = subject().program.fork()
     fault.plant(broken)
     assert subject().caught_by(broken, numbers=False), fault.what
 
 
 def test_a_planted_fault_does_not_reach_the_program_it_was_copied_from() -> None:
-    broken = copied(subject().program)
+    broken = subject().program.fork()
     assert BY_NAME["drop-layer"].plant(broken) and not BY_NAME["drop-layer"].plant(broken, 99)
     assert subject().caught_by(subject().program, numbers=False) == ""
 
