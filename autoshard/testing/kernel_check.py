@@ -17,7 +17,7 @@ from autoshard.proof.verdict import Row, Status
 
 ours = torch.ops.autoshard
 ROWS, HIDDEN, EPS = 6, 32, 1e-5
-Check = Callable[[torch.dtype], bool]
+Given = Callable[[torch.dtype], tuple]
 # Where the dropout of the check draws: seed 1, step 2, one sample in each row.
 PLACE = DropoutArgs(None, torch.tensor([1, 2, 0]), 0.3, 5, batch_dim=0)[1:]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -31,8 +31,8 @@ def kernel_row(program: Program) -> Row:
     used = sorted(_own_kernels(program), key=str)
     if not used:
         return Row("kernels", Status.CHECKED, "no operator of its own: ATen is trusted")
-    unknown = [_name(op) for op in used if op not in CHECKS]
-    wrong = [_name(op) for op in used if op in CHECKS and not _is_right(op)]
+    unknown = [_name(op) for op in used if op not in GIVEN]
+    wrong = [_name(op) for op in used if op in GIVEN and not _is_right(op)]
     if wrong:
         return Row("kernels", Status.WRONG, f"differ from their references: {', '.join(wrong)}")
     if unknown:
@@ -53,58 +53,51 @@ def _own_kernels(program: Program) -> set[object]:
 
 
 def _is_right(op: object) -> bool:
-    return all(CHECKS[op](dtype) for dtype in TOLERANCE)
+    return all(_runs_alike(op, dtype) for dtype in TOLERANCE)
+
+
+def _runs_alike(op: object, dtype: torch.dtype) -> bool:
+    """Tell whether what generated code calls for an operator gives what its reference gives."""
+    given = GIVEN[op](dtype)
+    (run, takes_comm), (reference, _) = bound(op), bound(op, "reference")
+    comm = (OneRank(),) if takes_comm else ()
+    return _close(run(*comm, *given), reference(*comm, *given), dtype)
 
 
 def _name(op: object) -> str:
     return str(op).removeprefix("autoshard.").removesuffix(".default")
 
 
-def _forward(module: object) -> Check:
-    def check(dtype: torch.dtype) -> bool:
-        x, residual, weight, bias = _values(dtype)
-        given = (x, residual, weight, bias, EPS)
-        if module is add_rms_norm:
-            given = (x, residual, weight, EPS)
-        return _close(module.forward(*given), module.reference_forward(*given), dtype)
-
-    return check
+def _layer_norm(dtype: torch.dtype) -> tuple:
+    return (*_values(dtype), EPS)
 
 
-def _backward(module: object) -> Check:
-    def check(dtype: torch.dtype) -> bool:
-        x, residual, weight, bias = _values(dtype)
-        if module is add_rms_norm:
-            _, s, rstd = module.reference_forward(x, residual, weight, EPS)
-            given = (residual, x, s, rstd, weight)
-        else:
-            _, s, mean, rstd = module.reference_forward(x, residual, weight, bias, EPS)
-            given = (residual, x, s, mean, rstd, weight, True)
-        return _close(module.backward(*given), module.reference_backward(*given), dtype)
-
-    return check
+def _layer_norm_backward(dtype: torch.dtype) -> tuple:
+    x, residual, weight, _ = _values(dtype)
+    _, s, mean, rstd = add_layer_norm.reference_forward(*_layer_norm(dtype))
+    return residual, x, s, mean, rstd, weight, True
 
 
-def _dropout_forward(dtype: torch.dtype) -> bool:
+def _rms_norm(dtype: torch.dtype) -> tuple:
+    x, residual, weight, _ = _values(dtype)
+    return x, residual, weight, EPS
+
+
+def _rms_norm_backward(dtype: torch.dtype) -> tuple:
+    x, residual, weight, _ = _values(dtype)
+    _, s, rstd = add_rms_norm.reference_forward(*_rms_norm(dtype))
+    return residual, x, s, rstd, weight
+
+
+def _dropout_norm(dtype: torch.dtype) -> tuple:
     x, residual, weight, bias = _values(dtype)
-    given = (x, bias, residual, weight, bias, EPS, *PLACE)
-    run, reference = _runs(dropout_norm.NAME)
-    return _close(run(OneRank(), *given), reference(OneRank(), *given), dtype)
+    return x, bias, residual, weight, bias, EPS, *PLACE
 
 
-def _dropout_backward(dtype: torch.dtype) -> bool:
-    x, residual, weight, bias = _values(dtype)
-    given = (x, bias, residual, weight, bias, EPS, *PLACE)
-    _, s, mean, rstd = dropout_norm.reference_forward(OneRank(), *given)
-    given = (residual, x, s, mean, rstd, weight, True, True, *PLACE)
-    run, reference = _runs(f"{dropout_norm.NAME}_backward")
-    return _close(run(OneRank(), *given), reference(OneRank(), *given), dtype)
-
-
-def _runs(name: str) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
-    """Return how a fused operator with dropout runs, and its reference."""
-    op = getattr(ours, name.split("::")[1]).default
-    return bound(op)[0], bound(op, "reference")[0]
+def _dropout_norm_backward(dtype: torch.dtype) -> tuple:
+    x, residual, weight, _ = _values(dtype)
+    _, s, mean, rstd = dropout_norm.reference_forward(OneRank(), *_dropout_norm(dtype))
+    return residual, x, s, mean, rstd, weight, True, True, *PLACE
 
 
 def _values(dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -120,11 +113,12 @@ def _close(have: tuple, want: tuple, dtype: torch.dtype) -> bool:
     )
 
 
-CHECKS: dict[object, Check] = {
-    ours.add_layer_norm.default: _forward(add_layer_norm),
-    ours.add_layer_norm_backward.default: _backward(add_layer_norm),
-    ours.add_rms_norm.default: _forward(add_rms_norm),
-    ours.add_rms_norm_backward.default: _backward(add_rms_norm),
-    dropout_norm.bias_dropout_add_layer_norm: _dropout_forward,
-    dropout_norm.backward: _dropout_backward,
+# What each operator is called with.
+GIVEN: dict[object, Given] = {
+    ours.add_layer_norm.default: _layer_norm,
+    ours.add_layer_norm_backward.default: _layer_norm_backward,
+    ours.add_rms_norm.default: _rms_norm,
+    ours.add_rms_norm_backward.default: _rms_norm_backward,
+    dropout_norm.bias_dropout_add_layer_norm: _dropout_norm,
+    dropout_norm.backward: _dropout_norm_backward,
 }
