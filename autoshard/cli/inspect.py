@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from autoshard.cli.common import add_common, add_model, add_world, build_model
+from autoshard.cli.common import ModelError, add_common, add_model, add_world, build_model
 from autoshard.cli.plan_files import read
 from autoshard.dsl.load import load
 from autoshard.plan import Plan
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 PASS_HELP = "show the program after this pass, or after the last pass of this group: capture, "
 PASS_HELP += "fuse, tensor, pipeline, joint, zero, schedule"
+TABLE_HELP = "only the model state of each ZeRO stage for so many parameters, such as 7.5B,128B,1T"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command."""
     parser = subparsers.add_parser("inspect", help="compile a plan and show what became of a model")
-    parser.add_argument("plan", metavar="PLAN", help="a plan file")
-    add_model(parser)
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan file")
+    add_model(parser, required=False)
     add_world(parser)
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="K=V")
     parser.add_argument("--pass", dest="until", metavar="NAME", help=PASS_HELP)
@@ -34,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--full", action="store_true", help="do not fold identical layers")
     parser.add_argument("--remarks", action="store_true", help="show what the passes remarked")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
+    parser.add_argument("--zero-table", metavar="SIZES", help=TABLE_HELP)
     strict = "refuse operators without a placement rule"
     parser.add_argument("--strict", action="store_true", help=strict)
     add_common(parser)
@@ -41,7 +43,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile and print; no process group, no GPU, nothing is trained."""
+    """Compile and print; no process group, no GPU, nothing is trained.
+
+    `--zero-table` compiles nothing: sizes are numbers of parameters.
+    """
+    if args.zero_table:
+        print(_zero_table(args))
+        return 0
+    if args.plan is None or args.model is None:
+        raise ModelError(
+            "`inspect` compiles a model by a plan: give PLAN and --model P:F",
+            help="`inspect --zero-table 7.5B` needs neither",
+        )
     plan = load(read(args.plan), args.sets).require()
     if args.until:
         print(_pass_text(args, plan))
@@ -64,6 +77,22 @@ def _compile(args: argparse.Namespace, plan: Plan, until: str | None = None) -> 
         until=until,
         strict=args.strict,
     )
+
+
+def _zero_table(args: argparse.Namespace) -> str:
+    """Return the table for the plan's precision, or for the paper's where there is no plan."""
+    from autoshard.cost.zero_table import PAPER_PRECISION, read_count, zero_table
+
+    sizes = args.zero_table.split(",")
+    odd = next((size for size in sizes if read_count(size) is None), None)
+    if odd is not None:
+        raise ModelError(
+            f"`--zero-table {args.zero_table}`: '{odd}' is no number of parameters",
+            help="write 350M, 7.5B or 1T, several with commas between",
+        )
+    if args.plan is None:
+        return zero_table(sizes, PAPER_PRECISION)
+    return zero_table(sizes, load(read(args.plan), args.sets).require().precision)
 
 
 def _report(args: argparse.Namespace, compiled: Compiled) -> str:

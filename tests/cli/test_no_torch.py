@@ -33,6 +33,7 @@ def run(*words: str) -> subprocess.CompletedProcess:
         ("plan", "fmt", "--check", PLAN),
         ("plan", "doc", "zero"),
         ("explain", "AS304"),
+        ("inspect", "--zero-table", "7.5B"),
     ],
     ids=" ".join,
 )

@@ -13,11 +13,13 @@ import pytest
 
 from autoshard.cost.memory import memory
 from autoshard.cost.traffic import traffic
+from autoshard.cost.zero_table import stored_state
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
 from autoshard.ir.capture import capture
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
+from autoshard.plan import PrecisionBlock
 from autoshard.source import Source
 from autoshard.testing.models import tiny_mlp
 
@@ -78,20 +80,13 @@ def test_half_precision_halves_gathers_and_reductions_as_asked() -> None:
     assert both == Fraction(3, 4)
 
 
-@pytest.mark.parametrize(
-    ("zero", "grads", "expected"),
-    [
-        ("stage = 0", "fp32", 18),
-        ("stage = 0", "bf16", 16),
-        ("stage = 1", "bf16", 4 + Fraction(12, RANKS)),
-        ("stage = 2", "bf16", 2 + Fraction(14, RANKS)),
-        # The paper's 16/N less 2/N: shards are cast from masters while they are gathered.
-        (f"stage = 3, {WHOLE}", "bf16", Fraction(14, RANKS)),
-        (f"stage = 3, {WHOLE}", "fp32", Fraction(16, RANKS)),
-    ],
-)
-def test_bytes_per_parameter_are_the_paper_s(zero: str, grads: str, expected: Fraction) -> None:
-    precision = f"precision {{ params = bf16, grads = {grads} }}"
-    (stage,) = memory(compiled(zero, 1, precision))
-    held = stage.parameters + stage.gradients + stage.optimizer
-    assert Fraction(held, elements()) == expected
+@pytest.mark.parametrize("precision", [("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32")])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bytes_per_parameter_are_the_formula_s(stage: int, precision: tuple[str, str]) -> None:
+    params, grads = precision
+    whole = f", {WHOLE}" if stage == 3 else ""
+    block = f"precision {{ params = {params}, grads = {grads} }}"
+    (held,) = memory(compiled(f"stage = {stage}{whole}", 1, block))
+    stored = held.parameters + held.gradients + held.optimizer
+    formula = stored_state(PrecisionBlock(params, grads=grads), stage)
+    assert Fraction(stored, elements()) == formula.bytes_per_parameter(stage, RANKS)
