@@ -1,0 +1,1 @@
+"""Measurements; `bench.py` is the driver of the table beside other systems."""

@@ -1,0 +1,40 @@
+"""Everyone the driver measures, by the names of ``benchmarks.config``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+
+from benchmarks.config import Size
+from benchmarks.peers.ddp import ddp
+from benchmarks.peers.fsdp2 import fsdp2
+from benchmarks.peers.model import build_model
+from benchmarks.peers.ours import ours
+from benchmarks.peers.tensor import dtensor
+from benchmarks.peers.trainer import Trainer, eager
+
+
+def _alone(size: Size) -> Trainer:
+    return eager(size, build_model(size), dist.get_rank(), dist.get_world_size())
+
+
+PEERS: dict[str, Callable[[Size], Trainer]] = {
+    "no communication": _alone,
+    "eager": _alone,
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "fsdp2 kept": partial(fsdp2, kept=True),
+    "fsdp2, messages": partial(fsdp2, messages=True),
+    "fsdp2 kept, messages": partial(fsdp2, kept=True, messages=True),
+    "dtensor": dtensor,
+    "dtensor sp": partial(dtensor, sequence=True),
+}
+
+
+def build(name: str, size: Size) -> Trainer:
+    """Return the trainer of an entrant, one of PEERS or ``ours: `` and a plan's name."""
+    if name.startswith("ours: "):
+        return ours(size, name.removeprefix("ours: "))
+    return PEERS[name](size)

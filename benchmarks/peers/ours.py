@@ -1,0 +1,37 @@
+"""Our engine on the same model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import autoshard
+from benchmarks.config import PLANS, Size
+from benchmarks.peers.model import adamw, build_model, global_batch, local_batch, token_loss
+from benchmarks.peers.trainer import Trainer
+
+# torchrun has started as many ranks as the plan needs: all else follows from the plan.
+
+
+def ours(size: Size, name: str) -> Trainer:
+    """Return the engine of one of ``PLANS``; it is a user's loop, checks of ranks included."""
+    ids, labels = global_batch(size, 0)
+    parts = PLANS[name].mesh.get("dp", 1)
+    example = {"ids": ids.chunk(parts)[0], "labels": labels.chunk(parts)[0]}
+    engine = autoshard.parallelize(
+        build_model(size), PLANS[name].text(size), example=example, loss=_loss, verify=False
+    )
+    optimizer = adamw(list(engine.parameters()))
+
+    def step(number: int) -> Tensor:
+        ids, labels = local_batch(size, number, engine.dp_rank, engine.dp_size)
+        loss = engine.forward_backward({"ids": ids, "labels": labels})
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Trainer(step, torch.Tensor.item)
+
+
+def _loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return token_loss(output, batch["labels"])
