@@ -86,9 +86,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (y, s, mean, rstd) by the compiled kernel if there is one, else by the reference.
 
-    This is what the op runs; generated code calls it directly and saves the dispatcher's time.
+    Generated code calls it directly, without the dispatcher and without the op's checks.
     """
-    _check_forward(x, residual, weight, bias)
     if native.has_kernel(x):
         return native.add_layer_norm(x, residual, weight, bias, eps)
     y, s, mean, rstd = reference_forward(x, residual, weight, bias, eps)
@@ -105,7 +104,6 @@ def backward(
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dx, dweight, dbias) by the compiled kernel if there is one, else by the reference."""
-    _check_backward(dy, ds, s, mean, rstd, weight)
     if native.has_kernel(s):
         return native.add_norm_backward(dy, ds, s, mean, rstd, weight, has_bias)
     dx, dweight, dbias = reference_backward(dy, ds, s, mean, rstd, weight, has_bias)
@@ -115,7 +113,7 @@ def backward(
 def _fake_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check_forward(x, residual, weight, bias)
+    _check_forward(x, residual, weight, bias, eps)
     shape, dtype = checks.statistics_shape(x), checks.statistics_dtype(x.dtype)
     return (
         x.new_empty(x.shape),
@@ -134,14 +132,16 @@ def _fake_backward(
     weight: Tensor | None,
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_backward(dy, ds, s, mean, rstd, weight)
+    _check_backward(dy, ds, s, mean, rstd, weight, has_bias)
     dtype = s.dtype if weight is None else weight.dtype
     dweight = s.new_empty([0 if weight is None else s.shape[-1]], dtype=dtype)
     dbias = s.new_empty([s.shape[-1] if has_bias else 0], dtype=dtype)
     return s.new_empty(s.shape), dweight, dbias
 
 
-def _check_forward(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+def _check_forward(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, _eps: float
+) -> None:
     checks.check_sum(NAME, x, residual)
     checks.check_parameter(NAME, "weight", x, weight)
     checks.check_parameter(NAME, "bias", x, bias)
@@ -149,7 +149,13 @@ def _check_forward(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Ten
 
 
 def _check_backward(
-    dy: Tensor, ds: Tensor | None, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    _has_bias: bool,
 ) -> None:
     checks.check_gradient(BACKWARD, "dy", s, dy)
     checks.check_gradient(BACKWARD, "ds", s, ds)
@@ -188,8 +194,8 @@ def _differentiate(
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("add_layer_norm", forward, _key)
-    library.impl("add_layer_norm_backward", backward, _key)
+    library.impl("add_layer_norm", checks.behind(_check_forward, forward), _key)
+    library.impl("add_layer_norm_backward", checks.behind(_check_backward, backward), _key)
 torch.library.register_fake(NAME, _fake_forward, lib=library)
 torch.library.register_fake(BACKWARD, _fake_backward, lib=library)
 torch.library.register_autograd(NAME, _differentiate, setup_context=_setup_context, lib=library)

@@ -69,9 +69,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (y, s, rstd) by the compiled kernel if there is one, else by the reference.
 
-    This is what the op runs; generated code calls it directly and saves the dispatcher's time.
+    Generated code calls it directly, without the dispatcher and without the op's checks.
     """
-    _check_forward(x, residual, weight)
     if native.has_kernel(x):
         return native.add_rms_norm(x, residual, weight, eps)
     y, s, rstd = reference_forward(x, residual, weight, eps)
@@ -82,7 +81,6 @@ def backward(
     dy: Tensor, ds: Tensor | None, s: Tensor, rstd: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return (dx, dweight) by the compiled kernel if there is one, else by the reference."""
-    _check_backward(dy, ds, s, rstd, weight)
     if native.has_kernel(s):
         dx, dweight, _ = native.add_norm_backward(dy, ds, s, None, rstd, weight, False)
         return dx, dweight
@@ -93,7 +91,7 @@ def backward(
 def _fake_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_forward(x, residual, weight)
+    _check_forward(x, residual, weight, eps)
     rstd = x.new_empty(checks.statistics_shape(x), dtype=checks.statistics_dtype(x.dtype))
     return x.new_empty(x.shape), x.new_empty(x.shape), rstd
 
@@ -106,7 +104,7 @@ def _fake_backward(
     return s.new_empty(s.shape), dweight
 
 
-def _check_forward(x: Tensor, residual: Tensor, weight: Tensor | None) -> None:
+def _check_forward(x: Tensor, residual: Tensor, weight: Tensor | None, _eps: float) -> None:
     checks.check_sum(NAME, x, residual)
     checks.check_parameter(NAME, "weight", x, weight)
 
@@ -139,8 +137,8 @@ def _differentiate(
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("add_rms_norm", forward, _key)
-    library.impl("add_rms_norm_backward", backward, _key)
+    library.impl("add_rms_norm", checks.behind(_check_forward, forward), _key)
+    library.impl("add_rms_norm_backward", checks.behind(_check_backward, backward), _key)
 torch.library.register_fake(NAME, _fake_forward, lib=library)
 torch.library.register_fake(BACKWARD, _fake_backward, lib=library)
 torch.library.register_autograd(NAME, _differentiate, setup_context=_setup_context, lib=library)

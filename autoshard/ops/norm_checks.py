@@ -1,9 +1,26 @@
 """Argument checks and shape rules shared by the fused normalisation ops."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from autoshard.diagnostics import OperatorError
+
+
+def behind(check: Callable[..., None], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run`` with its arguments checked first: what an op does, called from anywhere.
+
+    Generated code calls ``run`` itself; the op's fake checked the same arguments when the graph
+    was made, and their shapes and dtypes are part of the program.
+    """
+
+    def checked(*args: Any) -> Any:
+        check(*args)
+        return run(*args)
+
+    return checked
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
