@@ -17,7 +17,7 @@ from autoshard.diagnostics import AutoshardError
 # Command -> the line `autoshard --help` says about it. A command named a-b lives in a_b.py.
 COMMANDS = {
     "plan": "check, format, show and draft plan files",
-    "explain": "print the page of an error code",
+    "explain": "print the page of an error code, or what became of a name",
     "simulate": "print the grid, bubbles and memory of a pipeline schedule",
     "inspect": "compile a plan and show what became of a model",
     "diff": "compare two plans for one model: memory, traffic, bubble",

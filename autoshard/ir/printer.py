@@ -73,7 +73,12 @@ def function_lines(
     function: GraphFunction, axes: frozenset[str] | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Return the unfolded print as (module path, line) pairs."""
-    return tuple((line.path, line.text) for line in _Namer(function, axes).lines())
+    return tuple((line.path, line.text) for line in named_lines(function, axes))
+
+
+def named_lines(function: GraphFunction, axes: frozenset[str] | None = None) -> list[Line]:
+    """Return the unfolded print as lines that know their value's name and what they read."""
+    return _Namer(function, axes).lines()
 
 
 def used_axes(program: Program) -> frozenset[str]:

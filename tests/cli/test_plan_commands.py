@@ -199,13 +199,6 @@ def test_a_wrong_model_is_told_in_one_message(
     assert "Traceback" not in err
 
 
-def test_explain_prints_the_page_of_a_code(capsys: pytest.CaptureFixture) -> None:
-    assert main(["explain", "as304"]) == 0
-    assert capsys.readouterr().out.startswith("AS304: the batch doesn't add up\n")
-    assert main(["explain"]) == 0
-    assert "AS001  " in capsys.readouterr().out
-
-
 def test_an_unreadable_file_is_one_line_and_debug_shows_where(
     capsys: pytest.CaptureFixture,
 ) -> None:
