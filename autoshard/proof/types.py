@@ -32,6 +32,7 @@ from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.sources import cotangent, source_placement
 from autoshard.ops import collectives
+from autoshard.proof.norm import check_norm
 
 COMPUTE_PHASES = ("F", "I", "W")
 OWNERS = frozenset({"params_placed", "staged", "gathered", "bucketed", "bounded"})
@@ -53,6 +54,8 @@ def check_types(program: Program) -> TypeFindings:
     """Check all stages and axes of a program at level JOINT or below."""
     findings = TypeFindings()
     findings.wrong += _broken_invariants(program)
+    if not findings.wrong and program.training:
+        findings.wrong += check_norm(program)
     for name in ("tp", "dp"):
         if program.mesh.size(name) > 1 or (name == "dp" and program.num_microbatches > 1):
             # Micro-batches lie as data parallel ranks do; two terms stand for any number.
@@ -104,10 +107,6 @@ def _check_stage(
         where = f"stage {stage.index}, {phase}, {axis.name}"
         _record(findings, where, run)
         findings.placed.setdefault(axis.name, {}).update(run.env)
-        findings.placed.setdefault(axis.name, {}).update(run.env)
-        for total, counts in ((findings.unproven, run.unproven), (findings.unknown, run.unknown)):
-            for op, count in counts.items():
-                total[op] = total.get(op, 0) + count
         saved |= _named(function, SAVED, run)
         made = {n: node for n, node in function.named_results(SAVED).items() if node}
         makers |= made

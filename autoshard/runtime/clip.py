@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from autoshard.diagnostics import AutoshardError
-from autoshard.ir.params import ParamSpec
+from autoshard.ir import norm
 from autoshard.ops.communicator import Communicator
 from autoshard.runtime.storage import Storage
 
@@ -45,29 +45,21 @@ def grad_norm(storage: Storage, comm: Communicator, norm_type: float = 2.0) -> t
     dtype = _norm_dtype(storage)
     total = torch.zeros((), dtype=torch.float64, device=storage.device)
     for grad in grads:
-        norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
-        total = torch.maximum(total, norm) if is_max else total + norm**norm_type
-    for axis in ("dp", "tp", "pp"):
+        part = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+        total = torch.maximum(total, part) if is_max else total + part**norm_type
+    for axis in norm.NORM_AXES:
         total = comm.all_reduce_start(total, axis, "max" if is_max else "sum").wait()
     return (total if is_max else total ** (1.0 / norm_type)).to(dtype)
 
 
 def _counted_here(storage: Storage, comm: Communicator) -> Iterator[torch.Tensor]:
-    """Yield the gradients that this rank counts: replicas count on the first rank that has one."""
+    """Yield the gradients that this rank counts."""
     for fqn, parameter in storage.parameters.items():
         slot = storage.layout.slots[fqn]
-        is_cut = storage.layout.buckets[slot.bucket].axis is not None
-        counts = (is_cut or comm.index("dp") == 0) and _is_first(slot.spec, storage, comm)
+        bucket = storage.layout.buckets[slot.bucket]
+        counts = norm.counts_in_norm(slot.spec, bucket, comm.index, storage.stages)
         if counts and parameter.grad is not None and parameter.grad.numel():
             yield parameter.grad
-
-
-def _is_first(spec: ParamSpec, storage: Storage, comm: Communicator) -> bool:
-    """Tell whether this rank counts a parameter: its own shard, and its owner stage."""
-    place = comm.index("tp")
-    times = spec.copies.times if spec.copies else 1
-    is_first_copy = place % times == 0 if spec.is_sharded("tp") else place == 0
-    return is_first_copy and spec.homes[0] in storage.stages
 
 
 def _norm_dtype(storage: Storage) -> torch.dtype:

@@ -114,27 +114,37 @@ class Subject:
         """Return two steps of the plain model."""
         return reference_run(self.model, self.batch, self.loss, steps=2)
 
-    def caught_by(self, program: Program, *, numbers: bool = True) -> str:
-        """Return the first link that sees something wrong with a program, "" for none."""
-        try:
-            rows = static_rows(program, self.plain)
-        except AutoshardError:
-            return "types"
-        wrong = next((row.link for row in rows if row.status is Status.WRONG), "")
-        return wrong or ("numbers" if numbers and self.differs(program) else "")
+    def caught_by(
+        self,
+        program: Program,
+        context: AbstractContextManager | None = None,
+        *,
+        numbers: bool = True,
+    ) -> str:
+        """Return the first link that sees something wrong with a program, "" for none.
+
+        ``context`` is what is wrong with the run-time meanwhile.
+        """
+        with context or nullcontext():
+            try:
+                rows = static_rows(program, self.plain)
+            except AutoshardError:
+                return "types"
+            wrong = next((row.link for row in rows if row.status is Status.WRONG), "")
+            return wrong or ("numbers" if numbers and self.differs(program) else "")
 
     def unproven(self) -> list[str]:
         """Return the links that are not proved for the program without a fault."""
         rows = static_rows(self.program, self.plain)
         return [row.link for row in rows if row.status is not Status.PROVED]
 
-    def differs(self, program: Program, context: AbstractContextManager | None = None) -> bool:
+    def differs(self, program: Program) -> bool:
         """Tell whether lock step stops or gives other numbers than the plain model."""
-        with context or nullcontext():
-            try:
-                done = compare_compiled(program, self.model, self.batch, self.reference())
-            except Exception:  # whatever it is, the run was stopped
-                return True
+        reference = self.reference()
+        try:
+            done = compare_compiled(program, self.model, self.batch, reference)
+        except Exception:  # whatever it is, the run was stopped
+            return True
         return done.first_wrong() is not None
 
 
@@ -193,10 +203,10 @@ def _plant(subject: Subject, fault: Fault, place: int) -> Result:
 
 
 def _runtime(subject: Subject) -> Iterator[Result]:
-    """Yield what became of faults of the run-time, which only numbers can see."""
+    """Yield what became of faults of the run-time, which are in no graph."""
     for name, context in runtime_faults.FAULTS.items():
-        differs = subject.differs(subject.program, context())
-        yield Result(str(subject.cell), name, 0, "numbers" if differs else "")
+        caught = subject.caught_by(subject.program, context())
+        yield Result(str(subject.cell), name, 0, caught)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

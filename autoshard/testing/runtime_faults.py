@@ -1,4 +1,4 @@
-"""Faults of the run-time, planted while a program runs: only its numbers can show them."""
+"""Faults of what the run-time does beside the graphs, planted while a program runs."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from autoshard.ops.communicator import Communicator
-from autoshard.runtime import clip
+from autoshard.ir import norm
+from autoshard.ir.params import ParamSpec
+from autoshard.ir.program import Bucket
 from autoshard.runtime.gradients import Gradients
-from autoshard.runtime.storage import Storage
 
 
 @contextmanager
 def clip_one_rank() -> Iterator[None]:
     """Clip by the norm of this rank's gradients alone."""
-
-    def alone(storage: Storage, comm: Communicator, norm_type: float = 2.0) -> torch.Tensor:
-        grads = [p.grad for p in storage.parameters.values() if p.grad is not None]
-        return torch.stack([g.norm() for g in grads]).norm()
-
-    with _patched(clip, "grad_norm", alone):
+    with _patched(norm, "NORM_AXES", ()):
         yield
 
 
 @contextmanager
 def count_replicas() -> Iterator[None]:
     """Count a replicated parameter once for every rank that has it in the norm."""
-    with _patched(clip, "_is_first", lambda spec, storage, comm: True):
+
+    def everywhere(spec: ParamSpec, bucket: Bucket, index: object, stages: object) -> bool:
+        return True
+
+    with _patched(norm, "counts_in_norm", everywhere):
         yield
 
 

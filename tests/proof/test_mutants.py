@@ -9,6 +9,7 @@ import torch
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
 from autoshard.plan import Plan
+from autoshard.proof.static import static_rows
 from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Row, Status, Verdict
 from autoshard.source import Source
@@ -57,7 +58,20 @@ def test_a_planted_fault_does_not_reach_the_program_it_was_copied_from() -> None
 
 def test_numbers_see_what_only_the_run_time_does_wrong() -> None:
     assert not subject().differs(subject().program)
-    assert subject().differs(subject().program, runtime_faults.FAULTS["count-replicas"]())
+    fault = runtime_faults.FAULTS["overwrite-gradient"]
+    assert subject().caught_by(subject().program, fault()) == "numbers"
+
+
+@pytest.mark.parametrize(
+    ("name", "times"), [("clip-one-rank", "0 times"), ("count-replicas", "2 times")]
+)
+def test_a_norm_that_misses_or_repeats_a_part_is_seen_before_anything_runs(
+    name: str, times: str
+) -> None:
+    with runtime_faults.FAULTS[name]():
+        row = static_rows(subject().program, subject().plain)[0]
+    assert row.status is Status.WRONG
+    assert row.findings[0].startswith("the norm counts piece ") and times in row.findings[0]
 
 
 def test_the_table_counts_what_was_missed() -> None:

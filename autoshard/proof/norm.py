@@ -1,0 +1,57 @@
+"""Check that the norm by which gradients are clipped counts every element of the model once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from autoshard.ir import norm
+from autoshard.ir.params import ParamSpec
+from autoshard.ir.program import Bucket, Program
+
+AXES = ("dp", "tp", "pp")
+Place = Mapping[str, int]  # along each of AXES
+Part = tuple[int, int]  # a tensor parallel piece of a parameter, and a data parallel shard of it
+
+
+def check_norm(program: Program) -> Iterator[str]:
+    """Say which parts of which parameter the ranks whose sums are added count never, or twice."""
+    sums: dict[tuple[int, ...], list[Place]] = defaultdict(list)
+    for index in product(*(range(program.mesh.size(axis)) for axis in AXES)):
+        place = dict(zip(AXES, index, strict=True))
+        sums[tuple(place[axis] for axis in AXES if axis not in norm.NORM_AXES)].append(place)
+    for bucket in program.buckets:
+        for fqn in bucket.fqns:
+            spec = program.params[fqn]
+            for places in sums.values() if spec.requires_grad else ():
+                counted = Counter(_counted(program, spec, bucket, places))
+                counted.update(dict.fromkeys(_parts(program, spec, bucket), 0))
+                bad = next((part for part, times in counted.items() if times != 1), None)
+                if bad is not None:
+                    times = f"{counted[bad]} times"
+                    yield f"the norm counts piece {bad[0]}, shard {bad[1]} of '{fqn}' {times}"
+                    break
+
+
+def _counted(
+    program: Program, spec: ParamSpec, bucket: Bucket, places: list[Place]
+) -> Iterator[Part]:
+    """Yield the parts that these ranks count, one for each rank that counts."""
+    times = spec.copies.times if spec.copies else 1
+    for place in places:
+        stages = _stages(program, place["pp"])
+        if norm.counts_in_norm(spec, bucket, place.__getitem__, stages):
+            piece = place["tp"] // times if spec.is_sharded("tp") else 0
+            yield piece, 0 if bucket.axis is None else place["dp"]
+
+
+def _parts(program: Program, spec: ParamSpec, bucket: Bucket) -> Iterator[Part]:
+    times = spec.copies.times if spec.copies else 1
+    pieces = program.mesh.size("tp") // times if spec.is_sharded("tp") else 1
+    shards = 1 if bucket.axis is None else program.mesh.size(bucket.axis)
+    return product(range(pieces), range(shards))
+
+
+def _stages(program: Program, pp: int) -> tuple[int, ...]:
+    return program.schedule.stages_of(pp) if program.schedule else (pp,)
