@@ -15,7 +15,6 @@ from torch.fx import Node
 from autoshard.ir.node_info import val
 from autoshard.ir.rules.call import Shape, bound_arguments
 from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
-from autoshard.ops import add_rms_norm as _add_rms_module  # noqa: F401
 from autoshard.ops import vocab
 from autoshard.ops.bias_dropout_add_layer_norm import backward as dropout_add_norm_backward
 from autoshard.ops.bias_dropout_add_layer_norm import bias_dropout_add_layer_norm
@@ -23,7 +22,6 @@ from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.proof.reader import Reader, Reading, Value, reduction
 
 aten = torch.ops.aten
-RMS_NORM = "fused add and RMSNorm"
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
 
 
@@ -101,16 +99,6 @@ def _masked(reader: Reader, x: int, like: Node, place: Sequence[object]) -> int:
     args = DropoutArgs(like, *place)
     attrs = args.p, args.site, args.batch_dim, args.rows
     return reader.terms.make("dropout", (x, reader.env[args.rng]), *attrs, reader.shape(like))
-
-
-def _add_rms_norm(reader: Reader, node: Node) -> Value:
-    """Read as it stands: the plain side holds the same fused node."""
-    reader.used.add(RMS_NORM)
-    held = [reader.env[n] for n in node.all_input_nodes]
-    given = tuple(isinstance(a, Node) for a in node.args)
-    rest = [a for a in node.args if not isinstance(a, Node)]
-    number = reader.terms.make(str(node.target), held, given, *rest)
-    return tuple(reader.terms.make("item", (number,), i) for i in range(len(val(node))))
 
 
 def _embedding(reader: Reader, node: Node) -> Value:
@@ -232,8 +220,6 @@ TABLE: dict[object, Reading] = {
     torch.ops.autoshard.add_layer_norm_backward.default: _add_layer_norm_backward,
     bias_dropout_add_layer_norm: _dropout_add_layer_norm,
     dropout_add_norm_backward: _dropout_add_layer_norm_backward,
-    torch.ops.autoshard.add_rms_norm.default: _add_rms_norm,
-    torch.ops.autoshard.add_rms_norm_backward.default: _add_rms_norm,
     aten.embedding.default: _embedding,
     vocab.vocab_embedding: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,

@@ -8,7 +8,12 @@ that the placements give: which local block is which global block is what the ty
 
 from __future__ import annotations
 
-from autoshard.proof import composites, pieces, readings
+from autoshard.proof import composites, pieces, readings, rms_norm
 from autoshard.proof.reader import Reading
 
-READINGS: dict[object, Reading] = {**readings.TABLE, **pieces.TABLE, **composites.TABLE}
+READINGS: dict[object, Reading] = {
+    **readings.TABLE,
+    **pieces.TABLE,
+    **composites.TABLE,
+    **rms_norm.TABLE,
+}

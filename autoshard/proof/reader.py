@@ -86,6 +86,20 @@ class Reader:
             return number
         return tuple(self.terms.make("item", (number,), i) for i in range(len(val(node))))
 
+    def call(self, op: object, *given: object) -> int:
+        """Return the term of a pointwise operator as ``generic`` reads a call of it.
+
+        A tensor is given as its term; what is not given has its default.
+        """
+        children: list[int] = []
+        attrs: list[object] = []
+        for place, argument in enumerate(op._schema.arguments):
+            value = given[place] if place < len(given) else argument.default_value
+            is_tensor = str(argument.type) == "Tensor"
+            children += [value] if is_tensor else []
+            attrs.append((argument.name, "%" if is_tensor else value))
+        return self.terms.make(str(op), children, *attrs)
+
     def _path(self, node: Node) -> str:
         read, meant = self.renamed
         path = info(node).path

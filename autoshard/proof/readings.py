@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from math import prod
+from struct import pack, unpack
 
 import torch
 from torch.fx import Node
@@ -33,16 +34,29 @@ def _cast(reader: Reader, node: Node) -> Value:
 
 def _add(reader: Reader, node: Node) -> Value:
     given = bound_arguments(node)
-    both = given["self"], given["other"]
-    if given.get("alpha", 1) != 1 or not all(isinstance(n, Node) for n in both):
+    x, other = given["self"], given["other"]
+    if given.get("alpha", 1) != 1:
         return None
-    return reader.terms.add(*(reader.env[n] for n in both))
+    if isinstance(other, Node):
+        return reader.terms.add(reader.env[x], reader.env[other])
+    return add_number(reader, reader.env[x], other)
+
+
+def add_number(reader: Reader, x: int, number: float) -> int:
+    """Return ``x + number``: as torch's own norms round it, to single precision."""
+    single = unpack("f", pack("f", number))[0] if isinstance(number, float) else number
+    return reader.call(aten.add.Scalar, x, single)
 
 
 def _mul(reader: Reader, node: Node) -> Value:
     if not all(isinstance(n, Node) for n in node.args[:2]):
         return None
-    return reader.terms.make(str(node.target), sorted(reader.env[n] for n in node.args[:2]))
+    return product(reader, *(reader.env[n] for n in node.args[:2]))
+
+
+def product(reader: Reader, a: int, b: int) -> int:
+    """Return a product: its factors in one order."""
+    return reader.terms.make(str(aten.mul.Tensor), sorted((a, b)))
 
 
 def _addmm(reader: Reader, node: Node) -> Value:
@@ -86,10 +100,14 @@ def _permuted(reader: Reader, x: int, order: tuple[int, ...], shape: Shape | Non
 
 
 def _expand(reader: Reader, node: Node) -> Value:
-    before, after = reader.shape(node.args[0]), reader.shape(node)
+    return expanded(reader, _first(reader, node), reader.shape(node.args[0]), reader.shape(node))
+
+
+def expanded(reader: Reader, x: int, before: Shape | None, after: Shape | None) -> int:
+    """Return a value broadcast to a shape; the value itself where nothing is added."""
     if before is not None and after is not None and prod(before) == prod(after):
-        return _first(reader, node)
-    return reader.terms.make("expand", (_first(reader, node),), after)
+        return x
+    return reader.terms.make("expand", (x,), after)
 
 
 def _reduce(reader: Reader, node: Node) -> Value:
@@ -188,6 +206,7 @@ TABLE: dict[object, Reading] = {
     collectives.release: _none,
     aten._to_copy.default: _cast,
     aten.add.Tensor: _add,
+    aten.add.Scalar: _add,
     aten.mul.Tensor: _mul,
     aten.addmm.default: _addmm,
     aten.mm.default: _mm,

@@ -35,6 +35,14 @@ from autoshard.testing.faults import (
 
 aten = torch.ops.aten
 SUMS = (collectives.all_reduce,)
+FUSED_NORMS = (
+    torch.ops.autoshard.add_layer_norm.default,
+    torch.ops.autoshard.add_rms_norm.default,
+)
+FUSED_NORMS_BACKWARD = (
+    torch.ops.autoshard.add_layer_norm_backward.default,
+    torch.ops.autoshard.add_rms_norm_backward.default,
+)
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -140,15 +148,14 @@ def drop_layer(program: Program) -> Iterator[Plant]:
 
 def drop_fused_branch(program: Program) -> Iterator[Plant]:
     """Let a fused add and norm add the residual to itself."""
-    for rewriter, node in calls(program, torch.ops.autoshard.add_layer_norm.default, ("F",)):
+    for rewriter, node in calls(program, FUSED_NORMS, ("F",)):
         args = (node.args[0], node.args[0], *node.args[2:])
         yield lambda r=rewriter, n=node, a=args: r.set_args(n, *a)
 
 
 def lose_fused_gradient(program: Program) -> Iterator[Plant]:
     """Forget the residual's own gradient in the backward of a fused add and norm."""
-    op = torch.ops.autoshard.add_layer_norm_backward.default
-    for rewriter, node in calls(program, op, ("I", "W")):
+    for rewriter, node in calls(program, FUSED_NORMS_BACKWARD, ("I", "W")):
         if node.args[1] is not None:
             args = (node.args[0], None, *node.args[2:])
             yield lambda r=rewriter, n=node, a=args: r.set_args(n, *a)

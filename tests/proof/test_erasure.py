@@ -18,6 +18,7 @@ from autoshard.proof.terms import Terms
 from autoshard.proof.verdict import Status
 from autoshard.source import Source
 from autoshard.testing.models import tiny_gpt, tiny_hf
+from autoshard.testing.mutants import named
 from autoshard.testing.plans import Layout, plan_text
 
 aten = torch.ops.aten
@@ -50,6 +51,7 @@ def erasure(made: Compiled):
     [
         ("tiny_gpt", WHOLE),
         ("tiny_gpt", Layout(pp=2, microbatches=4, schedule="zb_h1")),
+        ("llama", WHOLE),  # its fused RMSNorm is taken apart where a stage begins
     ],
     ids=lambda value: str(value),
 )
@@ -59,17 +61,18 @@ def test_what_is_left_is_the_plain_model(family: str, layout: Layout) -> None:
     assert "results are the plain model's joint graph" in row.summary
 
 
-def test_a_fused_norm_that_a_stage_boundary_splits_is_unproven_and_not_wrong() -> None:
-    row = erasure(compiled("llama", WHOLE))
-    assert row.status is Status.UNPROVEN
-    assert "a fused RMSNorm that a stage boundary splits" in row.findings[0]
-
-
 def test_named_rewrites_are_told() -> None:
     summary = erasure(compiled()).summary
     assert "fused bias, dropout, add and LayerNorm" in summary
     assert "dropout by counter" in summary
     assert "cross entropy over a split vocabulary" in summary
+
+
+@pytest.mark.parametrize("name", ["lose-fused-gradient", "drop-fused-branch"])
+def test_a_fused_rms_norm_that_forgets_a_branch_is_seen(name: str) -> None:
+    made = compiled("llama", Layout(dp=2))
+    assert named(name).plant(made.program)
+    assert erasure(made).status is Status.WRONG
 
 
 def test_a_scaled_gradient_is_shown_on_both_sides_with_its_places() -> None:
