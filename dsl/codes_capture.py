@@ -44,7 +44,8 @@ CAPTURE_PAGES: Mapping[str, Page] = {
     "AS706": Page(
         "the model writes to a buffer, a parameter or its input",
         "A program has no state to write back to. BatchNorm in train mode is of this kind, and its "
-        "statistics would be those of one micro-batch of one rank.",
+        "statistics would be those of one micro-batch of one rank, as would the counts of an "
+        "embedding with `scale_grad_by_freq`. A `sparse` gradient has no place to be kept.",
         "nn.BatchNorm1d(64)",
         "nn.GroupNorm(1, 64)",
     ),

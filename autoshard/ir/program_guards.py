@@ -14,6 +14,10 @@ from autoshard.diagnostics import CaptureError
 from autoshard.ir.user_line import span_of, user_line
 
 _KNOWN_NAMESPACES = ("aten", "prims", "autoshard", "_operator")
+_ODD_GRADIENTS = {
+    "scale_grad_by_freq": "it would count the tokens of one micro-batch of one rank",
+    "sparse": "gradients are dense here, as the buckets that hold them",
+}
 
 
 def check_program(
@@ -71,6 +75,9 @@ def _check_node(node: Node, path: str, needs_grad: bool) -> None:
     if _is_batch_statistics(node):
         message = f"batch statistics{where}: they would be those of one micro-batch of one rank"
         _refuse(node, message, "AS706", "use layer_norm or group_norm")
+    if needs_grad and (option := _odd_gradient(node)):
+        message = f"`{option}=True`{where}: {_ODD_GRADIENTS[option]}"
+        _refuse(node, message, "AS706", f"leave out `{option}`")
     if needs_grad and _loses_gradient(node):
         message = f"operator `{node.target}`{where} has no registered autograd"
         _refuse(node, message, "AS705", "register one with torch.library.register_autograd")
@@ -94,9 +101,21 @@ def _has_symbols(value: object) -> bool:
 def _is_batch_statistics(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload) or "batch_norm" not in str(node.target):
         return False
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given = _given(node)
     return given.get("training") is True or given.get("train") is True
+
+
+def _odd_gradient(node: Node) -> str | None:
+    """Return the option of an embedding that makes its gradient no sum over samples."""
+    if not isinstance(node.target, torch._ops.OpOverload) or "embedding" not in str(node.target):
+        return None
+    given = _given(node)
+    return next((option for option in _ODD_GRADIENTS if given.get(option) is True), None)
+
+
+def _given(node: Node) -> dict[str, object]:
+    names = [argument.name for argument in node.target._schema.arguments]
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _loses_gradient(node: Node) -> bool:
