@@ -231,6 +231,14 @@ def _put_between(
     return rewriter.call(aten.cat.default, parts, dim, like=node) if len(parts) > 1 else source
 
 
+def _pool(rewriter: Rewriter, node: Node) -> Node | None:
+    """An average pool to one pixel as the mean that it is: torch restrides it in place."""
+    rank = val(node).dim()
+    if tuple(node.args[1]) != (1, 1):
+        return None
+    return rewriter.call(aten.mean.dim, node.args[0], [rank - 2, rank - 1], True, like=node)
+
+
 def _nll(rewriter: Rewriter, node: Node) -> Node | None:
     """A likelihood of a log-softmax over the classes is a cross entropy of what it was taken of."""
     turned = node.args[0]
@@ -282,6 +290,7 @@ RULES: dict[object, Rule] = {
     aten.mul.Tensor: _multiply,
     aten.div.Tensor: _multiply,
     aten.masked_fill.Tensor: _masked_fill,
+    aten.adaptive_avg_pool2d.default: _pool,
     aten.nll_loss.default: _nll,
     aten.nll_loss_nd.default: _nll,
     aten.fill.Tensor: _overwrite,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.ir.capture import capture
@@ -62,6 +63,8 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "ones": (lambda x: x * torch.ones(6), ["full", "mul"]),
     "new zeros": (lambda x: x + x.new_zeros(6), ["full", "add"]),
     "and": (lambda x: x * ((x > 0) & (x < 1)), ["gt", "lt", "bitwise_and", "mul"]),
+    "a pool of all": (lambda x: F.adaptive_avg_pool2d(x, 1), ["mean"]),
+    "a pool of parts": (lambda x: F.adaptive_avg_pool2d(x, (1, 2)), ["adaptive_avg_pool2d"]),
     "a cast to the same type": (lambda x: x.to(torch.float32).float(), []),
     "a cast": (lambda x: x.double(), ["to_copy", "to_copy"]),
     "a constant fill": (lambda x: x.masked_fill(x > 0, torch.tensor(0.5)), ["gt", "masked_fill"]),
