@@ -16,6 +16,24 @@ DATA_PARALLEL = ("dp_replicate", "dp_shard")
 AxisName = str | tuple[str, ...]
 
 
+def is_data_parallel(axis: str) -> bool:
+    """Tell whether ranks along an axis read different samples.
+
+    >>> is_data_parallel("dp_shard"), is_data_parallel("tp")
+    (True, False)
+    """
+    return axis == "dp" or axis in DATA_PARALLEL
+
+
+def covers(named: str, axis: str) -> bool:
+    """Tell whether what happens over ``named`` happens along ``axis``: `dp` stands for its parts.
+
+    >>> covers("dp", "dp_shard"), covers("dp_shard", "dp_replicate")
+    (True, False)
+    """
+    return named == axis or (named == "dp" and axis in DATA_PARALLEL)
+
+
 @dataclass(frozen=True)
 class Axis:
     """Name one direction of the mesh and count its places."""

@@ -25,15 +25,13 @@ MESH = BlockSpec(
             "dp_replicate",
             Integer(1, words=("auto",)),
             "groups that hold copies, with `dp_shard` instead of `dp`",
-            False,
-            ("data_parallel_replicate_degree",),
+            synonyms=("data_parallel_replicate_degree",),
         ),
         SettingSpec(
             "dp_shard",
             Integer(1, words=("auto",)),
             "ranks that share one copy, with `dp_replicate` instead of `dp`",
-            False,
-            ("data_parallel_shard_degree",),
+            synonyms=("data_parallel_shard_degree",),
         ),
         SettingSpec(
             "cp",

@@ -30,8 +30,7 @@ ZERO = BlockSpec(
             "group",
             Enum(("dp", "dp_shard")),
             "the axis to share over; `dp_shard` is hybrid sharding",
-            ("dp",),
-            ("zero_hpz_partition_size",),
+            synonyms=("zero_hpz_partition_size",),
         ),
         SettingSpec(
             "units",

@@ -66,6 +66,15 @@ def _zero(plan: Plan, fitted: Fitted) -> Iterator[Diagnostic]:
     elif zero.stage and fitted.size(zero.group) == 1:
         message = f"`stage = {zero.stage}` has no effect with {zero.group} = 1"
         yield warning("AS311", message, plan, "zero.stage:key", "one rank has all of it")
+    if zero.stage and zero.group == "dp" and (plan.mesh.get("dp_replicate") or 1) != 1:
+        yield warning(
+            "AS311",
+            "`dp_replicate` keeps no copies: `zero` shares over all data parallel ranks",
+            plan,
+            "mesh.dp_replicate:key",
+            "",
+            "`group = dp_shard` in `zero` keeps a copy in each group of `dp_shard` ranks",
+        )
     if zero.stage == 3 and (fitted.size("pp") or 2) > 1 and zero.reshard_after_forward != "step":
         yield warning(
             "AS310",

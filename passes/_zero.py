@@ -26,7 +26,6 @@ class ZeroPolicy:
     block: ZeroBlock
     axis: str  # over which buckets are cut
     size: int
-    replicas: str | None  # over which shards are the same (hybrid sharding)
     span: Span | None
 
     @classmethod
@@ -41,10 +40,8 @@ class ZeroPolicy:
                 span=span,
                 help="`group = dp`, or an axis of the mesh block such as `dp_shard`",
             )
-        hybrid = block.group == "dp_shard" and mesh.size("dp_replicate") > 1
-        replicas = "dp_replicate" if hybrid else None
         zero_span = resolved.plan.span("zero.stage") or resolved.plan.span("zero")
-        return cls(block, block.group, mesh.size(block.group), replicas, zero_span)
+        return cls(block, block.group, mesh.size(block.group), zero_span)
 
     @property
     def gathers_in_graphs(self) -> bool:

@@ -75,7 +75,7 @@ class BucketCollectives(Pass):
                 if members[0].name in held and bucket.axis and members != [bucket]:
                     _rewrite(stage.phases, bucket, members, program, policy)
         program.buckets = tuple(new)
-        build_storage_graphs(program, self.name, stage_ranks(ctx.resolved), policy.replicas)
+        build_storage_graphs(program, self.name, stage_ranks(ctx.resolved))
 
 
 @dataclass

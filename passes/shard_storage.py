@@ -69,7 +69,7 @@ class ShardStorage(Pass):
             for phase in COMPUTE_PHASES:
                 if phase in stage.phases:
                     _rewrite(stage.phases[phase], program, policy)
-        build_storage_graphs(program, self.name, ranks, policy.replicas)
+        build_storage_graphs(program, self.name, ranks)
         _report(stored, program, policy, ctx)
 
 

@@ -81,6 +81,11 @@ def cast(rewriter: Rewriter, node: Node, dtype: torch.dtype, **like: object) -> 
     return rewriter.call(aten._to_copy.default, node, dtype=dtype, **options)
 
 
+def has_replicas(program: Program, bucket: Bucket) -> bool:
+    """Tell whether other ranks store the same part of the bucket: their gradients are summed."""
+    return bucket.replicas is not None and program.mesh.size(bucket.replicas) > 1
+
+
 def reduce_dtype(program: Program, bucket: Bucket) -> torch.dtype:
     """Return the dtype in which the bucket's gradient goes between ranks."""
     return bucket.dtype if program.precision is None else program.precision.reduce
@@ -114,15 +119,13 @@ def build_storage_graphs(
     program: Program,
     pass_name: str,
     ranks: Mapping[int, int] | tuple[int, ...],
-    replicas: str | None = None,
 ) -> None:
     """Build U and R of every stage anew from its phases and the program's buckets.
 
-    ``ranks[stage]`` is the pipeline coordinate that holds a stage; ``replicas`` is the axis over
-    which shards are replicated (hybrid sharding).
+    ``ranks[stage]`` is the pipeline coordinate that holds a stage.
     """
     for stage in program.stages:
-        builder = _Builder(program, stage, pass_name, ranks, replicas)
+        builder = _Builder(program, stage, pass_name, ranks)
         for name, function in (("U", builder.unshard()), ("R", builder.reduce())):
             stage.phases.pop(name, None)
             if function.outputs:
@@ -138,10 +141,9 @@ class _Builder:
         stage: Stage,
         pass_name: str,
         ranks: Mapping[int, int] | tuple[int, ...],
-        replicas: str | None,
     ) -> None:
         self._program, self._stage, self._pass = program, stage, pass_name
-        self._ranks, self._replicas = ranks, replicas
+        self._ranks = ranks
         phases = [stage.phases[p] for p in COMPUTE_PHASES if p in stage.phases]
         self._read = {port for function in phases for port in function.inputs}
         self._made = _outputs(stage)
@@ -180,7 +182,7 @@ class _Builder:
 
     def _take_shard(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
         """Take a shard that each microbatch reduced, if it is to be summed any further."""
-        if len(self._members(bucket)) == 1 and self._replicas is None:
+        if len(self._members(bucket)) == 1 and not has_replicas(self._program, bucket):
             return []
         length = bucket.length // self._program.mesh.size(bucket.axis)
         shard = self._input(rewriter, bucket, FLAT_GRAD, length)
@@ -189,8 +191,8 @@ class _Builder:
 
     def _reduce_whole(self, rewriter: Rewriter, bucket: Bucket) -> list[tuple[Bucket, Port, Node]]:
         """Reduce the sum over microbatches of a whole bucket's gradients."""
-        size = self._program.mesh.size("dp")
-        if bucket.axis is None and size == 1 and len(self._members(bucket)) == 1:
+        is_alone = bucket.axis is None and not has_replicas(self._program, bucket)
+        if is_alone and len(self._members(bucket)) == 1:
             return []
         grad = self._input(rewriter, bucket, ACCUMULATED, bucket.length)
         grad = _cast_last(rewriter, grad, reduce_dtype(self._program, bucket))
@@ -198,14 +200,14 @@ class _Builder:
             cut = self._program.mesh.size(bucket.axis)
             shard = _append(rewriter, reduce_scatter, grad, 0, [], bucket.axis, cut)
             return [(bucket, Port(FLAT_GRAD, bucket.name), shard)]
-        if size > 1:
+        if not is_alone:
             grad = _append(rewriter, all_reduce, grad, "dp")
         return [(bucket, Port(FULL_GRAD, bucket.name), grad)]
 
     def _across(self, rewriter: Rewriter, bucket: Bucket, grad: Node) -> Node:
         """Sum a reduced gradient over replicas of its shard and over the stages it is tied by."""
-        if bucket.axis is not None and self._replicas is not None:
-            grad = _append(rewriter, all_reduce, grad, self._replicas)
+        if bucket.axis is not None and has_replicas(self._program, bucket):
+            grad = _append(rewriter, all_reduce, grad, bucket.replicas)
         return self._over_stages(rewriter, bucket, grad)
 
     def _over_stages(self, rewriter: Rewriter, bucket: Bucket, grad: Node) -> Node:

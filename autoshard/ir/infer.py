@@ -20,6 +20,7 @@ from autoshard.ir.program import Program
 from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
 from autoshard.ir.rules.table import choose
 from autoshard.ir.user_line import place_of
+from autoshard.mesh import is_data_parallel
 from autoshard.ops import collectives
 from autoshard.ops.dropout import DropoutArgs, dropout
 
@@ -38,6 +39,11 @@ class Axis:
     name: str
     size: int  # what a split dimension must be divisible by
     scale: int  # 1 where the graph's shapes are global
+
+    @property
+    def is_data(self) -> bool:
+        """Tell whether ranks along the axis read different samples."""
+        return is_data_parallel(self.name)
 
 
 @dataclass
@@ -115,7 +121,7 @@ class Inference:
         """Check that a dropout knows which part of the global value this rank's part is."""
         args = DropoutArgs(*node.args)
         told = [d for d, axis in zip(args.dims, args.axes, strict=True) if axis == self.axis.name]
-        if self.axis.name == "dp":
+        if self.axis.is_data:
             told = [] if args.batch_dim < 0 else [args.batch_dim]
         elif self.axis.scale == 1:
             return  # shapes are global: what a rank draws is not decided yet
@@ -170,7 +176,7 @@ class Inference:
             return True
         split = isinstance(want, Shard) and isinstance(have, Replicate)
         made = self.origins.get(node, node)
-        return split and self.axis.name == "dp" and self.constants.is_uniform(made, want)
+        return split and self.axis.is_data and self.constants.is_uniform(made, want)
 
     def _consistent_choice(self, node: Node, ins: tuple[Placement, ...]) -> Choice:
         """Return the rule's choice for global output shapes that agree with what it chose.
@@ -199,7 +205,8 @@ class Inference:
         """
         shards = [p for p in choice.outs if isinstance(p, Shard)]
         blocks, sums = sum(len(p.blocks) for p in shards), choice.outs.count(PARTIAL)
-        recorded = info(node).placements.get(self.axis.name)  # nothing where lowering added it
+        named = "dp" if self.axis.is_data else self.axis.name
+        recorded = info(node).placements.get(named)  # nothing where lowering added it
         is_new = recorded is not None and recorded != choice.outs[0]
         return blocks, sums, is_new, self._is_one_sample(node, ins, choice)
 
@@ -208,7 +215,7 @@ class Inference:
         pairs = zip(tensor_inputs(node), ins, strict=True)
         long = any(isinstance(p, Shard) and shapes_of(n)[0][p.dim] > 1 for n, p in pairs)
         first = choice.outs[0] == Shard(0) and shapes_of(node)[0][:1] == (1,)
-        return self.axis.name != "dp" and long and first
+        return not self.axis.is_data and long and first
 
     def _settle(
         self, node: Node, ins: tuple[Placement, ...], guess: Placement
@@ -249,7 +256,7 @@ class Inference:
         """Return the placement of a flat buffer: over tp each part keeps its own."""
         self.flat[node] = ""
         values = {self.env[n] for n in node.all_input_nodes if not is_zero(n)}
-        return PARTIAL if self.axis.name == "dp" and values == {PARTIAL} else None
+        return PARTIAL if self.axis.is_data and values == {PARTIAL} else None
 
     def _param_view(self, node: Node) -> Value:
         """Return the placement of the parameter that is read out of a gathered flat bucket."""

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from autoshard.diagnostics import VerifyError
 from autoshard.ir.aliases import lifetime_end
-from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, uncast
+from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, has_replicas, uncast
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
 from autoshard.ir.params import Flat
 from autoshard.ir.program import Bucket, Program, Stage
@@ -124,6 +124,10 @@ def _check_reduced_once(program: Program, stage: Stage) -> None:
         by_r = _ports(program, stages, "R", "inputs")
         if loose and program.mesh.size("dp") > 1 and bucket.name not in by_r:
             raise VerifyError(f"stage {stage.index} never reduces the gradient of `{loose[0]}`")
+        if by_phases and has_replicas(program, bucket) and bucket.name not in by_r:
+            raise VerifyError(
+                f"stage {stage.index} never sums `{bucket.name}` over {bucket.replicas}"
+            )
 
 
 def check_bounded(program: Program) -> None:

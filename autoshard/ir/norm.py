@@ -21,7 +21,7 @@ def counts_in_norm(
     ``index`` gives the rank's place along an axis, ``stages`` are those that it runs. Copies count
     on the first rank that has one, a tied parameter on its owner's.
     """
-    is_first_copy = bucket.axis is not None or index("dp") == 0
+    is_first_copy = bucket.replicas is None or index(bucket.replicas) == 0
     times = spec.copies.times if spec.copies else 1
     is_first_part = index("tp") % times == 0 if spec.is_sharded("tp") else index("tp") == 0
     return is_first_copy and is_first_part and spec.homes[0] in stages

@@ -44,7 +44,7 @@ class Bucket:
     fqns: tuple[str, ...]
     length: int  # elements, padded to a multiple of the axis size
     dtype: torch.dtype
-    axis: str | None  # "dp" when cut in shards, None when every rank keeps all of it
+    axis: str | None  # "dp" or "dp_shard" when cut in shards, None when every rank keeps all
     tied_stages: tuple[int, ...] = ()  # all home stages when its parameters are tied over stages
     computed_in: torch.dtype | None = None  # of the gathered bucket; None: as it is stored
     summed_in: torch.dtype | None = None  # of its gradient's sum; None: as it is stored
@@ -53,6 +53,13 @@ class Bucket:
     def read_dtype(self) -> torch.dtype:
         """Return the dtype in which phases read the bucket; ``dtype`` is how it is stored."""
         return self.computed_in or self.dtype
+
+    @property
+    def replicas(self) -> str | None:
+        """Return the axis along which ranks store the same part, None where all differ."""
+        if self.axis is None:
+            return "dp"
+        return "dp_replicate" if self.axis == "dp_shard" else None
 
     @property
     def grad_dtype(self) -> torch.dtype:

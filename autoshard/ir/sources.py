@@ -20,7 +20,8 @@ from autoshard.ir.graph_function import (
 from autoshard.ir.infer import Axis, Value
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
-from autoshard.ir.program import Program
+from autoshard.ir.program import Bucket, Program
+from autoshard.mesh import covers
 
 
 def source_placement(
@@ -40,14 +41,25 @@ def source_placement(
         return _param_placement(program.params[port.name], axis)
     if port.kind == BATCH:
         leaf = next(leaf for leaf in program.leaves if leaf.name == port.name)
-        return Shard(0) if axis.name == "dp" and leaf.is_split else REPLICATE
+        return Shard(0) if axis.is_data and leaf.is_split else REPLICATE
     if port.kind in (RNG, NORMALIZER):
         return REPLICATE
     if port.kind == FLAT:
-        return Shard(0) if axis.name == "dp" else None
+        return stored_placement(_bucket(program, port.name), axis)
     if port.kind == TANGENT:
         return REPLICATE if port.name == "loss" else cotangent(axis, sent.get(port.name))
     return {SAVED: saved, BOUNDARY: received}[port.kind].get(port.name)
+
+
+def stored_placement(bucket: Bucket, axis: Axis) -> Value:
+    """Return how a bucket lies as it is stored; None over tp, where each part lies its own way."""
+    if not axis.is_data:
+        return None
+    return Shard(0) if bucket.axis and covers(bucket.axis, axis.name) else REPLICATE
+
+
+def _bucket(program: Program, name: str) -> Bucket:
+    return next(bucket for bucket in program.buckets if bucket.name == name)
 
 
 def _param_placement(spec: ParamSpec, axis: Axis) -> Placement:
@@ -65,5 +77,5 @@ def cotangent(axis: Axis, placement: Value) -> Value:
     replicated; over dp each rank's samples add their own term.
     """
     if isinstance(placement, Replicate):
-        return PARTIAL if axis.name == "dp" else REPLICATE
+        return PARTIAL if axis.is_data else REPLICATE
     return REPLICATE if isinstance(placement, Partial) else placement

@@ -9,17 +9,17 @@ from itertools import product
 from autoshard.ir import norm
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.program import Bucket, Program
+from autoshard.mesh import DATA_PARALLEL, Mesh
 
 AXES = ("dp", "tp", "pp")
-Place = Mapping[str, int]  # along each of AXES
+Place = Mapping[str, int]  # along each axis
 Part = tuple[int, int]  # a tensor parallel piece of a parameter, and a data parallel shard of it
 
 
 def check_norm(program: Program) -> Iterator[str]:
     """Say which parts of which parameter the ranks whose sums are added count never, or twice."""
     sums: dict[tuple[int, ...], list[Place]] = defaultdict(list)
-    for index in product(*(range(program.mesh.size(axis)) for axis in AXES)):
-        place = dict(zip(AXES, index, strict=True))
+    for place in _places(program.mesh):
         sums[tuple(place[axis] for axis in AXES if axis not in norm.NORM_AXES)].append(place)
     for bucket in program.buckets:
         for fqn in bucket.fqns:
@@ -34,6 +34,18 @@ def check_norm(program: Program) -> Iterator[str]:
                     break
 
 
+def _places(mesh: Mesh) -> Iterator[Place]:
+    """Yield where each rank stands; `dp` counts through the axes of hybrid data parallelism."""
+    data = mesh.members("dp") or ("dp",)
+    names = (*data, "tp", "pp")
+    for index in product(*(range(mesh.size(axis)) for axis in names)):
+        place = dict(zip(names, index, strict=True))
+        dp = 0
+        for name in data:
+            dp = dp * mesh.size(name) + place[name]
+        yield {**dict.fromkeys(DATA_PARALLEL, 0), **place, "dp": dp}
+
+
 def _counted(
     program: Program, spec: ParamSpec, bucket: Bucket, places: list[Place]
 ) -> Iterator[Part]:
@@ -43,7 +55,7 @@ def _counted(
         stages = _stages(program, place["pp"])
         if norm.counts_in_norm(spec, bucket, place.__getitem__, stages):
             piece = place["tp"] // times if spec.is_sharded("tp") else 0
-            yield piece, 0 if bucket.axis is None else place["dp"]
+            yield piece, 0 if bucket.axis is None else place[bucket.axis]
 
 
 def _parts(program: Program, spec: ParamSpec, bucket: Bucket) -> Iterator[Part]:

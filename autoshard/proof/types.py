@@ -15,8 +15,8 @@ from torch.fx import Node
 
 from autoshard.diagnostics import AutoshardError
 from autoshard.ir.graph_function import (
-    ACCUMULATED,
     BOUNDARY,
+    FLAT,
     FLAT_GRAD,
     FULL,
     FULL_GRAD,
@@ -25,12 +25,13 @@ from autoshard.ir.graph_function import (
     SAVED,
     TANGENT,
     GraphFunction,
+    Port,
 )
 from autoshard.ir.infer import Axis, Inference, Value, is_zero
 from autoshard.ir.invariants import CHECKERS
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from autoshard.ir.program import Bucket, Program, Stage
-from autoshard.ir.sources import cotangent, source_placement
+from autoshard.ir.sources import cotangent, source_placement, stored_placement
 from autoshard.ops import collectives
 from autoshard.proof.norm import check_norm
 
@@ -56,12 +57,19 @@ def check_types(program: Program) -> TypeFindings:
     findings.wrong += _broken_invariants(program)
     if not findings.wrong and program.training:
         findings.wrong += check_norm(program)
-    for name in ("tp", "dp"):
-        if program.mesh.size(name) > 1 or (name == "dp" and program.num_microbatches > 1):
-            # Micro-batches lie as data parallel ranks do; two terms stand for any number.
-            size = max(program.mesh.size(name), 2)
-            _check_axis(program, Axis(name, size, size), findings)
+    for name in _axes(program):
+        size = max(program.mesh.size(name), 2)
+        _check_axis(program, Axis(name, size, size), findings)
     return findings
+
+
+def _axes(program: Program) -> list[str]:
+    """Return the axes along which values may differ: hybrid data parallel ones each by itself."""
+    mesh = program.mesh
+    found = [name for name in ("tp", *(mesh.members("dp") or ("dp",))) if mesh.size(name) > 1]
+    # Micro-batches lie as data parallel ranks do; two terms stand for any number.
+    alone = program.num_microbatches > 1 and mesh.size("dp") == 1
+    return [*found, "dp"] if alone else found
 
 
 def _broken_invariants(program: Program) -> Iterator[str]:
@@ -77,7 +85,7 @@ def _check_axis(program: Program, axis: Axis, findings: TypeFindings) -> None:
     boundary: dict[str, Value] = {}
     for stage in program.stages:
         boundary = _check_stage(program, stage, axis, boundary, findings)
-        if axis.name == "dp" and program.mesh.size("dp") > 1:
+        if axis.is_data and program.mesh.size(axis.name) > 1:
             _check_storage(program, stage, axis, findings)
 
 
@@ -126,7 +134,7 @@ def _record(findings: TypeFindings, where: str, run: Inference) -> None:
 
 
 def _check_storage(program: Program, stage: Stage, axis: Axis, findings: TypeFindings) -> None:
-    """Check that R reduces each gradient exactly once over dp, and that U gathers."""
+    """Check that R reduces each gradient exactly once along the axis, and that U gathers."""
     for phase in ("R", "U"):
         function = stage.phases.get(phase)
         if function is None:
@@ -134,23 +142,24 @@ def _check_storage(program: Program, stage: Stage, axis: Axis, findings: TypeFin
         run = Inference(program, axis)
         buckets = {bucket.name: bucket for bucket in program.buckets}
         for port, node in zip(function.inputs, function.placeholders, strict=True):
-            run.env[node] = PARTIAL if port.kind == ACCUMULATED else _stored(buckets[port.name])
+            run.env[node] = _left(port, buckets[port.name], axis)
         run.walk(function)
         where = f"stage {stage.index}, {phase}, {axis.name}"
         _record(findings, where, run)
         for port, node in zip(function.outputs, function.results, strict=True):
             whole = port.kind in (FULL, FULL_GRAD)
-            want = REPLICATE if whole else _stored(buckets[port.name])
+            want = REPLICATE if whole else stored_placement(buckets[port.name], axis)
             have = run.env.get(node)
             if have is not None and want is not None and have != want:
                 findings.wrong.append(f"{where}: {port} is {have} and must be {want}")
 
 
-def _stored(bucket: Bucket) -> Value:
-    """Return how a bucket's shard lies over dp; None where another axis cuts it."""
-    if bucket.axis is None:
-        return REPLICATE
-    return Shard(0) if bucket.axis == "dp" else None
+def _left(port: Port, bucket: Bucket, axis: Axis) -> Value:
+    """Return how R or U finds a bucket along a data parallel axis: as it is stored, or made."""
+    stored = stored_placement(bucket, axis)
+    if port.kind == FLAT:
+        return stored
+    return stored if port.kind == FLAT_GRAD and isinstance(stored, Shard) else PARTIAL
 
 
 def _named(function: GraphFunction, kind: str, run: Inference) -> dict[str, Value]:
@@ -200,8 +209,8 @@ def _check_packed(
             yield f"{GRAD} '{name}' is {have} and must be {want}"
         if axis.name == "tp" and not _is_shared(program, name, value):
             yield f"{GRAD} '{name}' is not summed over the ranks that keep the same head"
-    reduced = Shard(0) if bucket.axis == "dp" else REPLICATE
-    if axis.name == "dp" and run.env[node] not in (None, reduced):
+    reduced = _left(Port(FLAT_GRAD, bucket_name), bucket, axis)
+    if axis.is_data and run.env[node] not in (None, reduced):
         yield f"{FLAT_GRAD} '{bucket_name}' is {run.env[node]} and must be {reduced}"
 
 
@@ -221,10 +230,10 @@ def _expected(
 ) -> Placement | None:
     """Return how an output must lie, None where nothing is known."""
     if kind == LOSS:
-        return PARTIAL if axis.name == "dp" else REPLICATE
+        return PARTIAL if axis.is_data else REPLICATE
     if kind == GRAD:
         placement = program.params[name].placements.get(axis.name, REPLICATE)
-        return PARTIAL if axis.name == "dp" else placement
+        return PARTIAL if axis.is_data else placement
     if kind == TANGENT and received.get(name) is not None:
         return cotangent(axis, received[name])
     return None

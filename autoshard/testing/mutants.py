@@ -75,6 +75,7 @@ class Cell:
 QUICK = (
     Cell("tiny_gpt", Layout(dp=2, pp=2, tp=2, zero=1, microbatches=2), dropout=0.1),
     Cell("tiny_gpt", Layout(dp=2, tp=2, zero=3, microbatches=2), vocab=90, padded=True),
+    Cell("tiny_gpt", Layout(dp=4, shard=2, zero=2, microbatches=2)),
 )
 CELLS = (
     *QUICK,

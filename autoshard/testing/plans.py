@@ -52,6 +52,7 @@ class Layout:
     pp: int = 1
     tp: int = 1
     zero: int = 0
+    shard: int = 0  # ranks of dp that share one copy (hybrid sharding); 0: all of them
     schedule: str = "1f1b"
     microbatches: int = 1
     micro_batch_size: int = 2
@@ -72,7 +73,7 @@ class Layout:
         if self.sequence:
             parts.append("sequence")
         if self.dp > 1:
-            parts.append(f"zero{self.zero}")
+            parts.append(f"zero{self.zero}" + (f"-shard{self.shard}" if self.shard else ""))
         if self.pp > 1:
             parts.append(f"{self.schedule}-m{self.microbatches}")
         return "-".join(parts) or "one"
@@ -94,9 +95,12 @@ MATRIX = (
 
 def plan_text(family: str, layout: Layout, extra: str = "") -> str:
     """Return the plan of a tiny model of ``family`` for a layout; ``extra`` blocks are appended."""
+    data = f"dp = {layout.dp}"
+    if layout.shard:
+        data = f"dp_replicate = {layout.dp // layout.shard}, dp_shard = {layout.shard}"
     lines = [
         "autoshard 1",
-        f"mesh {{ pp = {layout.pp}, dp = {layout.dp}, tp = {layout.tp} }}",
+        f"mesh {{ pp = {layout.pp}, {data}, tp = {layout.tp} }}",
         f"batch {{ micro_batch_size = {layout.micro_batch_size}, "
         f"num_microbatches = {layout.microbatches} }}",
     ]
@@ -109,5 +113,6 @@ def plan_text(family: str, layout: Layout, extra: str = "") -> str:
     if layout.dp > 1:
         # a threshold of 0 shards every parameter, however small the model
         threshold = ", param_persistence_threshold = 0KiB" if layout.zero == 3 else ""
-        lines.append(f"zero {{ stage = {layout.zero}{threshold} }}")
+        group = ", group = dp_shard" if layout.shard else ""
+        lines.append(f"zero {{ stage = {layout.zero}{group}{threshold} }}")
     return "\n".join([*lines, extra])

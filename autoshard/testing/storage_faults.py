@@ -54,6 +54,30 @@ def reduce_twice(program: Program) -> Iterator[Plant]:
             yield lambda r=rewriter, n=node: after(r, n, collectives.all_reduce, "dp")
 
 
+def skip_replica_sum(program: Program) -> Iterator[Plant]:
+    """Leave a shard's gradient as each group of hybrid sharding made it."""
+    for rewriter, node in _replica_sums(program):
+        yield bypass(rewriter, node, node.args[0])
+
+
+def sum_replicas_twice(program: Program) -> Iterator[Plant]:
+    """Sum a shard's gradient twice over the groups of hybrid sharding."""
+    for rewriter, node in _replica_sums(program):
+        yield lambda r=rewriter, n=node: after(r, n, collectives.all_reduce, "dp_replicate")
+
+
+def sum_all_shards(program: Program) -> Iterator[Plant]:
+    """Add up different shards of a gradient, by a sum over all data parallel ranks."""
+    for rewriter, node in _replica_sums(program):
+        yield lambda r=rewriter, n=node: r.set_args(n, n.args[0], "dp")
+
+
+def _replica_sums(program: Program) -> Iterator[tuple[Rewriter, Node]]:
+    for rewriter, node in calls(program, REDUCTIONS, ("R",)):
+        if "dp_replicate" in node.args:
+            yield rewriter, node
+
+
 def average_gradient(program: Program) -> Iterator[Plant]:
     """Average over dp what the globally counted loss has normalised already."""
     for rewriter, node in calls(program, REDUCTIONS, ("W", "R")):
@@ -183,6 +207,9 @@ FAULTS = (
     Fault("skip-reduce-scatter", "a bucket's gradient is not summed", skip_reduce_scatter),
     Fault("skip-reduction", "an all_reduce over dp is missing", skip_reduction),
     Fault("reduce-twice", "gradients are summed twice over dp", reduce_twice),
+    Fault("skip-replica-sum", "a sum over dp_replicate is missing", skip_replica_sum),
+    Fault("sum-replicas-twice", "shards are summed twice over dp_replicate", sum_replicas_twice),
+    Fault("sum-all-shards", "different shards are added up", sum_all_shards),
     Fault("average-gradient", "gradients are averaged over dp", average_gradient),
     Fault("lose-tied-gradient", "stages keep their own tied gradient", lose_tied_gradient),
     Fault("tie-one-side", "one stage leaves out the tied sum", tie_one_side),

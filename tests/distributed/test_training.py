@@ -27,6 +27,7 @@ CELLS = {
         ("gpt2", Layout(pp=2, tp=2, microbatches=2)),
         ("bloom", Layout(dp=2, tp=2, zero=3, sequence=True)),
         ("tiny_gpt", Layout(dp=2, pp=2, zero=1, microbatches=4)),
+        ("gpt2", Layout(dp=4, shard=2, zero=3, microbatches=2)),
     ),
 }
 

@@ -105,6 +105,7 @@ def test_dp_is_both_axes_of_hybrid_sharding_for_the_batch() -> None:
         ("mesh { dp = 2 }\nzero { stage = 1, prefetch = 2 }", "AS311", "warning"),
         ("mesh { tp = 2 }\nzero { stage = 1 }", "AS311", "warning"),
         ("mesh { dp = 2 }\nzero { stage = 3, group = dp_shard }", "AS313", "error"),
+        ("mesh { dp_replicate = 2, dp_shard = 2 }\nzero { stage = 1 }", "AS311", "warning"),
         ("mesh { pp = 2, dp = 2 }\nzero { stage = 3 }", "AS310", "warning"),
         ("mesh { dp = 2 }\npipeline { schedule = gpipe }", "AS311", "warning"),
         ("mesh { dp = 2 }\ntensor { a: colwise }", "AS311", "warning"),

@@ -106,12 +106,6 @@ def test_weight_gradients_apart_are_reduced_in_their_own_phase() -> None:
     check(Gpt(), mesh, zero(3), [BucketCollectives()], weights="apart")
 
 
-def test_hybrid_sharding_cuts_inside_and_replicates_outside() -> None:
-    mesh = Mesh.of(dp_replicate=2, dp_shard=2)
-    for stage in (1, 2, 3):
-        check(Gpt(), mesh, zero(stage, group="dp_shard"), [BucketCollectives()])
-
-
 def test_small_parameters_stay_whole_and_are_right() -> None:
     block = zero(3, param_persistence_threshold=Size(1024))
     program, _ = check(Gpt(), Mesh.of(dp=2), block, [BucketCollectives()])

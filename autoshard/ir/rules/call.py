@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from autoshard.ir.placement import REPLICATE, Placement
+from autoshard.mesh import covers, is_data_parallel
 
 aten = torch.ops.aten
 # What keeps 0, 1, 2 ... as it is, but for dims of size 1.
@@ -50,6 +51,11 @@ class Call:
 
     def __getitem__(self, name: str) -> object:
         return self.arguments[name]
+
+    @property
+    def is_along(self) -> bool:
+        """Tell whether an operator with an axis of its own works along the one asked about."""
+        return covers(self["axis"], self.axis)
 
     def index(self, name: str) -> int | None:
         """Return which tensor input the argument ``name`` is, or None when it is absent."""
@@ -107,7 +113,7 @@ def call_of(
 ) -> Call:
     """Return the call that ``node`` makes; ``shape_of`` gives shapes other than the fakes'."""
     # Over dp literals are local: an arange of a batch counts this rank's samples.
-    iotas = iotas_of(node) if axis == "dp" else frozenset()
+    iotas = iotas_of(node) if is_data_parallel(axis) else frozenset()
     shape_of = shape_of or shapes_of
     inputs: list[Node] = []
     arguments = {name: _reference(value, inputs) for name, value in bound_arguments(node).items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard, normalize
 from autoshard.ir.rules.call import Call, Choice, Rule
 from autoshard.ir.rules.factors import Factors, solve
+from autoshard.mesh import is_data_parallel
 from autoshard.ops import collectives, dropout, vocab, vocab_logits
 
 Ends = Callable[[Call], Placement]
@@ -34,11 +35,13 @@ def collective(before: Ends, after: Ends) -> Rule:
     """Return the rule of an operator that turns one placement into another along its axis."""
 
     def rule(call: Call, ins: tuple[Placement, ...]) -> Choice:
-        if call["axis"] == call.axis:
+        if call.is_along:
             return Choice((before(call),), (after(call),))
         labels = tuple(range(len(call.shapes[0])))
         # Over dp shapes are those of one rank's samples: each rank cuts and joins its own.
-        free = "dim" not in call.arguments or (call.axis == "dp" and call["axis"] != "dp")
+        free = "dim" not in call.arguments or (
+            is_data_parallel(call.axis) and not is_data_parallel(call["axis"])
+        )
         whole = frozenset() if free else frozenset({call["dim"]})
         return solve(Factors((labels,), (labels,), whole=whole, linear=(ONLY_X,)), call, ins)
 
@@ -63,7 +66,7 @@ def _one_block(placement: Placement, dim: int) -> Placement:
 
 
 def _vocab_embedding(call: Call, ins: tuple[Placement, ...]) -> Choice:
-    if call["axis"] == call.axis:
+    if call.is_along:
         return Choice((_one_block(ins[0], 0), REPLICATE), (PARTIAL,))
     rows = tuple(range(len(call.shapes[1])))
     labels = (("v", "d"), rows)
@@ -71,7 +74,7 @@ def _vocab_embedding(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 
 def _vocab_embedding_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
-    if call["axis"] == call.axis:
+    if call.is_along:
         return Choice((REPLICATE, REPLICATE), (Shard(0),))
     rows = tuple(range(len(call.shapes[1])))
     factors = Factors(((*rows, "d"), rows), (("v", "d"),), sums=frozenset(rows))
@@ -80,7 +83,7 @@ def _vocab_embedding_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 def _vocab_cross_entropy(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rows = tuple(range(len(call.shapes[1])))
-    if call["axis"] == call.axis:
+    if call.is_along:
         return Choice((_one_block(ins[0], len(rows)), REPLICATE), (REPLICATE, REPLICATE))
     labels = ((*rows, "v"), rows)
     return solve(Factors(labels, (rows, rows), whole=frozenset("v")), call, ins)
@@ -88,7 +91,7 @@ def _vocab_cross_entropy(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 def _vocab_cross_entropy_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rows = tuple(range(len(call.shapes[2])))
-    if call["axis"] == call.axis:
+    if call.is_along:
         logits = _one_block(ins[1], len(rows))
         return Choice((REPLICATE, logits, REPLICATE, REPLICATE), (logits,))
     labels = (rows, (*rows, "v"), rows, rows)
@@ -97,14 +100,14 @@ def _vocab_cross_entropy_backward(call: Call, ins: tuple[Placement, ...]) -> Cho
 
 def _vocab_logsumexp(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rows = tuple(range(len(call.shapes[0]) - 1))
-    if call["axis"] == call.axis:
+    if call.is_along:
         return Choice((_one_block(ins[0], len(rows)),), (REPLICATE,))
     return solve(Factors(((*rows, "v"),), (rows,), whole=frozenset("v")), call, ins)
 
 
 def _vocab_logsumexp_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rows = tuple(range(len(call.shapes[0])))
-    if call["axis"] == call.axis:
+    if call.is_along:
         logits = _one_block(ins[1], len(rows))
         return Choice((REPLICATE, logits, REPLICATE), (logits,))
     labels = (rows, (*rows, "v"), rows)
@@ -114,7 +117,7 @@ def _vocab_logsumexp_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 def _vocab_gather(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rows = tuple(range(len(call.shapes[0]) - 1))
-    if call["axis"] == call.axis:
+    if call.is_along:
         return Choice((_one_block(ins[0], len(rows)), REPLICATE), (PARTIAL,))
     labels, out = ((*rows, "v"), (*rows, "k")), (*rows, "k")
     factors = Factors(labels, (out,), whole=frozenset("vk"), linear=(ONLY_X,))
@@ -123,7 +126,7 @@ def _vocab_gather(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 def _vocab_gather_backward(call: Call, ins: tuple[Placement, ...]) -> Choice:
     rows = tuple(range(len(call.shapes[0]) - 1))
-    if call["axis"] == call.axis:
+    if call.is_along:
         return Choice((REPLICATE, REPLICATE), (Shard(len(rows)),))
     labels = ((*rows, "k"), (*rows, "k"))
     factors = Factors(labels, ((*rows, "v"),), whole=frozenset("vk"), linear=(ONLY_X,))
