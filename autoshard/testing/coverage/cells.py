@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from autoshard.diagnostics import AutoshardError
+from autoshard.diagnostics import AutoshardError, InternalError
 from autoshard.dsl.draft_rules import proposed_rules
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
@@ -89,9 +89,9 @@ def _measured(family: Family, sample: Sample, columns: tuple[Column, ...]) -> Ro
     row = Row(family.name, family.kind)
     micro = {name: leaf[:MICRO_BATCH] for name, leaf in sample.batch.items()}
     try:
-        captured = capture(sample.model, micro, mesh=Mesh(()), compare=True)
+        captured = capture(sample.model, micro, sample.loss, mesh=Mesh(()), compare=True)
         doubled = promote(captured)
-        reference = reference_run(sample.model, sample.batch)
+        reference = reference_run(sample.model, sample.batch, sample.loss)
     except Exception as error:
         row.cells.update(dict.fromkeys(NAMES, judged(error)))
         return row
@@ -149,7 +149,9 @@ def _cell(
     rules: tuple[str, str],
 ) -> tuple[Cell, float]:
     plan = load(Source(column.name, plan_text(column, rules[1]))).require()
-    compiled = compile_plan(sample.model, plan, sample.batch, captured=captured, executable=True)
+    compiled = compile_plan(
+        sample.model, plan, sample.batch, sample.loss, captured=captured, executable=True
+    )
     program = compiled.program
     comparison = compare_compiled(program, sample.model, sample.batch, reference)
     wrong = comparison.first_wrong()
@@ -172,6 +174,6 @@ def split_share(program: Program) -> float:
 def judged(error: Exception) -> Cell:
     """Return the cell of an error: refused by name, or a crash."""
     first = (str(error).splitlines() or [""])[0]
-    if isinstance(error, AutoshardError):
+    if isinstance(error, AutoshardError) and not isinstance(error, InternalError):
         return Cell("refused", _BARE.sub("", first)[:LONGEST])
     return Cell("crashed", f"{type(error).__name__}: {first}"[:LONGEST])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from autoshard.testing.coverage.configs import EXPERTS, LABELS, VOCAB, shrink
+from autoshard.testing.coverage.packages import (
+    PACKAGES,
+    is_installed,
+    mean_square,
+    mend_torchvision,
+)
 
 SAMPLES, LENGTH = 4, 12
 EXPERTS_AS = "batched_mm"  # as dense products: a fixed program can't sort tokens by expert
@@ -20,6 +27,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "seq2seq": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
     "image": ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
 }
+PACKAGE = "package"  # the kind of what comes from other packages
 # Families that are decoders in one table but are known for something else.
 PREFERRED: Mapping[str, str] = {
     **dict.fromkeys(("bert", "roberta", "electra", "camembert", "xlm-roberta", "ernie"), "masked"),
@@ -33,7 +41,7 @@ class NotBuiltError(Exception):
 
 @dataclass(frozen=True)
 class Family:
-    """Name a transformers model type and the automatic class that builds it."""
+    """Name a transformers model type and the automatic class that builds it, or a PACKAGE."""
 
     name: str
     kind: str
@@ -45,10 +53,12 @@ class Sample:
 
     model: nn.Module
     batch: dict[str, Tensor]
+    loss: Callable[..., Tensor] | None = None  # None: the model's own
 
 
 def families() -> tuple[Family, ...]:
     """Return every family of the tables of ``KINDS``, each once, by kind and name."""
+    mend_torchvision()
     from transformers.models.auto import modeling_auto
 
     found: dict[str, Family] = {}
@@ -57,14 +67,30 @@ def families() -> tuple[Family, ...]:
             if PREFERRED.get(name, kind) == kind:
                 found.setdefault(name, Family(name, kind))
     order = list(KINDS)
-    return tuple(sorted(found.values(), key=lambda f: (order.index(f.kind), f.name)))
+    ours = sorted(found.values(), key=lambda f: (order.index(f.kind), f.name))
+    return (*ours, *(Family(name, PACKAGE) for name in PACKAGES))
 
 
 def build(family: Family, seed: int = 0) -> Sample:
     """Return a small model of ``family`` in train mode, and its batch.
 
-    Raises NotBuiltError with transformers' own reason.
+    Raises NotBuiltError with the reason that its package gives.
     """
+    mend_torchvision()
+    return _packaged(family, seed) if family.kind == PACKAGE else _configured(family, seed)
+
+
+def _packaged(family: Family, seed: int) -> Sample:
+    module, make = PACKAGES[family.name]
+    if not is_installed(family.name):
+        raise NotBuiltError(f"`{module}` isn't installed")
+    torch.manual_seed(seed)
+    model, x = make()
+    name = next(iter(inspect.signature(model.forward).parameters))
+    return Sample(model.train(), {name: x}, mean_square)
+
+
+def _configured(family: Family, seed: int) -> Sample:
     import transformers
 
     auto = getattr(transformers, KINDS[family.kind][0])

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 
 from autoshard.testing.coverage.cells import NAMES, Row
-from autoshard.testing.coverage.families import KINDS
+from autoshard.testing.coverage.families import PACKAGE
 
 INTRO = """\
 # Families that were measured
 
 Families of transformers {transformers}, built offline from small configurations (width 32, two
-layers, four heads, 96 tokens), each under the layouts of the columns: all ranks in lock step, in
-float64, two steps of AdamW with clipping, beside the plain model on one process with
-the whole batch. *equal*: loss, every gradient, the norm and every parameter agree within 1e-10.
-*refused*: the compiler said no, by name, with the reason below; nothing ran. *wrong* would be a
-number that differs; *crashed* an error without a name: neither may be on this page. *capture* is
-compared with the eager model.
+layers, four heads, 96 tokens), and small models of other packages, each under the layouts of the
+columns: all ranks in lock step, in float64, two steps of AdamW with clipping, beside the plain
+model on one process with the whole batch. *equal*: loss, every gradient, the norm and every
+parameter agree within 1e-10. *refused*: the compiler said no, by name, with the reason below;
+nothing ran. *wrong* would be a number that differs; *crashed* an error without a name: neither may
+be on this page. *capture* is compared with the eager model.
 
 The tensor rules are the model's own (`hf`: `use transformers.tp_plan`) or those that
 `autoshard plan init` finds in the captured graph (`init`), whichever split more parameters; *split*
@@ -33,6 +33,7 @@ TITLES = {
     "masked": "Masked language models",
     "seq2seq": "Encoder-decoders",
     "image": "Image classification",
+    PACKAGE: "Other packages",
 }
 
 
@@ -41,7 +42,7 @@ def render(rows: Sequence[Row]) -> str:
     reasons = _Reasons()
     measured = [row for row in rows if row.cells]
     parts = [_intro(), _summary(measured)]
-    for kind in KINDS:
+    for kind in TITLES:
         own = [row for row in measured if row.kind == kind]
         if own:
             parts.append(_table(TITLES[kind], own, reasons))
