@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from autoshard.diagnostics import Severity
 from autoshard.dsl.draft import draft
@@ -17,6 +16,8 @@ from autoshard.dsl.resolve import examine
 from autoshard.ir.facts import describe
 from autoshard.model_facts import ModelFacts
 from autoshard.source import Source
+from autoshard.testing.coverage.families import Family, build
+from autoshard.testing.equivalence import compare_plan
 
 NAMES = ("base_model_tp_plan", "base_model_ep_plan", "_tp_plan", "_ep_plan")
 
@@ -69,22 +70,22 @@ FAMILIES = ("llama", "qwen3", "mistral", "phi3", "gemma2", "mixtral")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_draft_from_their_own_plan_checks_and_splits_most_of_the_model(family: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    from autoshard.testing.coverage.configs import shrink
-
-    defaults = transformers.AutoConfig.for_model(family).to_dict()
-    config = transformers.AutoConfig.for_model(family, **shrink(family, "causal", defaults))
-    with torch.device("meta"):
-        facts = describe(transformers.AutoModelForCausalLM.from_config(config))
-    loaded = load(Source("draft", draft(facts, 4, "hf")))
-    examined = examine(loaded.require(), facts, 4)
+def test_a_draft_from_their_own_plan_checks_and_verifies(family: str) -> None:
+    pytest.importorskip("transformers")
+    sample = build(Family(family, "causal"))
+    model, batch = sample.model, {n: leaf[:2] for n, leaf in sample.batch.items()}
+    facts = describe(model)
+    text = draft(facts, 2, "hf", samples=2)
+    loaded = load(Source("draft", text))
+    examined = examine(loaded.require(), facts, 2)
     assert not examined.errors
     assert examined.resolved.mesh.size("tp") == 2
     assert not examined.resolved.not_executable
     assert len(examined.resolved.tensor) >= 8
     is_mixed = any("experts" in glob for glob in facts.hf_tp_plan)
-    assert is_mixed == ("they stay whole on every rank" in draft(facts, 4, "hf"))
+    assert is_mixed == ("they stay whole on every rank" in text)
+    found = compare_plan(model, loaded.require(), batch, steps=1)
+    assert found.first_wrong() is None
 
 
 def test_using_their_plan_leaves_experts_whole_with_a_warning() -> None:
