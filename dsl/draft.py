@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoshard.dsl.draft_rules import pattern_of, proposed_rules
-from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES, HF_WHOLE
+from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES, left_whole
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.nodes import quoted
 from autoshard.dsl.printer import show_style
@@ -22,7 +22,6 @@ TP_SIZES = (8, 4, 2, 1)  # at most the ranks of one machine, by custom
 BYTES_PER_PARAM = 16  # weights, gradients and AdamW's state in float32
 FITS = 40 * 2**30  # bytes of these on one device: half of a common one, the rest is activations
 IN_FLIGHT = 4  # micro-batches for each stage, so that the bubble is small
-PLANNED = ("experts",)  # styles that don't run yet
 UNKNOWN = "no counterpart here yet"
 ZERO = "zero { stage = 1 }  # share the optimizer's state over dp"
 
@@ -123,13 +122,14 @@ def _tp(facts: ModelFacts, world_size: int | None) -> int:
 
 def _hf_rules(facts: ModelFacts) -> Iterator[str]:
     for glob, name in facts.hf_tp_plan.items():
-        if name in HF_STYLES and HF_STYLES[name][0] not in PLANNED:
-            style, options = HF_STYLES[name]
-            matched = any(Glob(glob).matches(path) for path in (*facts.by_path, *facts.params))
-            rule = f"{quoted(glob)}: {show_style(BLOCK['tensor'], Style(style, options))}"
-            yield rule if matched else f"optional {rule}"
-        else:
-            yield f"# {glob}: {name}: {HF_WHOLE.get(name) or HF_REFUSED.get(name, UNKNOWN)}"
+        why = left_whole(glob, name, facts) or HF_REFUSED.get(name, "")
+        if why or name not in HF_STYLES:
+            yield f"# {glob}: {name}: {why or UNKNOWN}"
+            continue
+        style, options = HF_STYLES[name]
+        matched = any(Glob(glob).matches(path) for path in (*facts.by_path, *facts.params))
+        rule = f"{quoted(glob)}: {show_style(BLOCK['tensor'], Style(style, options))}"
+        yield rule if matched else f"optional {rule}"
 
 
 def _guessed(facts: ModelFacts, tp: int) -> Iterator[str]:

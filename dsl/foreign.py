@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+from autoshard.dsl.globs import Glob
+from autoshard.model_facts import ModelFacts
+
 # Hugging Face's names for styles, and what they are here.
 HF_STYLES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "colwise": ("colwise", {}),
@@ -23,10 +26,9 @@ HF_STYLES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mla_kv_a_proj": ("replicate", {}),  # their gradients are summed where they must be anyway
 }
 # What `use transformers.tp_plan` leaves whole on every rank: right, and said as a warning.
+EXPERTS = "experts aren't split yet: they stay whole on every rank"
 HF_WHOLE: Mapping[str, str] = {
-    "grouped_gemm": "experts aren't split yet: they stay whole on every rank",
-    "moe_tp_experts": "experts aren't split yet: they stay whole on every rank",
-    "ep_dispatch_experts": "experts aren't split yet: they stay whole on every rank",
+    **dict.fromkeys(("grouped_gemm", "moe_tp_experts", "ep_dispatch_experts"), EXPERTS),
     "ep_router": "the router stays whole on every rank",
     "moe_identity_expert": "identity experts stay on every rank",
     "all_reduce": "sums are derived from the styles of the layers before",
@@ -71,3 +73,13 @@ STAYS_IN_PYTHON: Mapping[str, str] = {
         "data and the training loop stay in your Python code",
     ),
 }
+
+
+def left_whole(glob: str, style: str, facts: ModelFacts) -> str:
+    """Return why what a Hugging Face plan gives a style to stays whole here, "" where it doesn't.
+
+    Weights of all experts stacked in one tensor bear the styles of plain layers there.
+    """
+    named = Glob(glob)
+    stacked = (fqn for fqn, param in facts.params.items() if len(param.shape) == 3)
+    return HF_WHOLE.get(style) or (EXPERTS if any(map(named.matches, stacked)) else "")

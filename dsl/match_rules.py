@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autoshard.diagnostics import Diagnostic, Label, Severity
-from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES, HF_WHOLE
+from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES, left_whole
 from autoshard.dsl.globs import Glob
 from autoshard.dsl.printer import show_style
 from autoshard.dsl.schema import BLOCK
@@ -48,17 +48,19 @@ def match_rules(block: str, rules: Iterable[Rule], paths: Paths | None) -> Match
 def with_used(plan: Plan, facts: ModelFacts | None) -> tuple[list[Rule], list[Diagnostic]]:
     """Return the tensor rules with those that `use` takes over from the model."""
     rules, found = list(plan.tensor.rules), []
+    if facts is None:
+        return rules, found
     for use in reversed(plan.tensor.uses):
         taken: list[Rule] = []
-        for glob, style in facts.hf_tp_plan.items() if facts else ():
-            if style in HF_WHOLE:
-                found.append(_left_whole(glob, style, use.span))
+        for glob, style in facts.hf_tp_plan.items():
+            if why := left_whole(glob, style, facts):
+                found.append(_left_whole(glob, style, why, use.span))
             elif style in HF_STYLES:
                 name, options = HF_STYLES[style]
                 taken.append(Rule(glob, Style(name, dict(options)), "optional", use.span))
             else:
                 found.append(_refused(glob, style, use.span))
-        if facts is not None and not facts.hf_tp_plan:
+        if not facts.hf_tp_plan:
             found.append(_no_plan(facts, use.span))
         rules[use.at : use.at] = taken
     return rules, found
@@ -163,9 +165,9 @@ def _refused(glob: str, style: str, span: Span | None) -> Diagnostic:
     return Diagnostic("AS212", message, span, f"the model gives it to `{glob}`", (help + why,))
 
 
-def _left_whole(glob: str, style: str, span: Span | None) -> Diagnostic:
+def _left_whole(glob: str, style: str, why: str, span: Span | None) -> Diagnostic:
     message = f"Hugging Face's style `{style}` of `{glob}` is not taken over"
-    return Diagnostic("AS216", message, span, HF_WHOLE[style], severity=Severity.WARNING)
+    return Diagnostic("AS216", message, span, why, severity=Severity.WARNING)
 
 
 def _no_plan(facts: ModelFacts, span: Span | None) -> Diagnostic:

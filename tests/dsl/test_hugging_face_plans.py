@@ -3,6 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from autoshard.dsl.foreign import HF_REFUSED, HF_STYLES
 from autoshard.dsl.load import load
 from autoshard.dsl.resolve import examine
 from autoshard.ir.facts import describe
-from autoshard.model_facts import ModelFacts
+from autoshard.model_facts import ModelFacts, ModuleFacts, ParamFacts
 from autoshard.source import Source
 from autoshard.testing.coverage.families import Family, build
 from autoshard.testing.equivalence import compare_plan
@@ -88,8 +89,13 @@ def test_a_draft_from_their_own_plan_checks_and_verifies(family: str) -> None:
     assert found.first_wrong() is None
 
 
-def test_using_their_plan_leaves_experts_whole_with_a_warning() -> None:
-    facts = ModelFacts("M", (), hf_tp_plan={"h.*.experts": "moe_tp_experts"})
+@pytest.mark.parametrize(
+    ("glob", "style"), [("h.*.experts", "moe_tp_experts"), ("h.*.experts.up", "packed_colwise")]
+)
+def test_using_their_plan_leaves_experts_whole_with_a_warning(glob: str, style: str) -> None:
+    stacked = ParamFacts("h.0.experts.up", (4, 8, 8), "float32")
+    facts = ModelFacts("M", (ModuleFacts("h.0.experts", "E", params=(stacked,)),))
+    facts = replace(facts, hf_tp_plan={glob: style})
     plan = load(Source("p", "autoshard 1\ntensor { use transformers.tp_plan }\n")).require()
     (found,) = [d for d in examine(plan, facts).diagnostics if d.code == "AS216"]
     assert found.severity is Severity.WARNING
