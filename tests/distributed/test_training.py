@@ -10,7 +10,7 @@ import torch
 from autoshard.ir.batch import compute
 from autoshard.testing.plans import Layout
 from tests.distributed.launch import torchrun
-from tests.distributed.train_worker import MAX_NORM, adamw, batches, build
+from tests.distributed.train_worker import KEPT, MAX_NORM, adamw, batches, build
 
 pytestmark = pytest.mark.distributed
 
@@ -28,6 +28,7 @@ CELLS = {
         ("bloom", Layout(dp=2, tp=2, zero=3, sequence=True)),
         ("tiny_gpt", Layout(dp=2, pp=2, zero=1, microbatches=4)),
         ("gpt2", Layout(dp=4, shard=2, zero=3, microbatches=2)),
+        (KEPT, Layout(tp=4)),
     ),
 }
 

@@ -13,6 +13,7 @@ from autoshard.testing.plans import Layout, plan_text
 from tests.distributed.launch import say
 
 LENGTH, LAYERS, MAX_NORM = 8, 2, 0.5
+KEPT = "llama of two key heads"  # each of them on two ranks of four
 
 
 def adamw(parameters):
@@ -25,7 +26,17 @@ def build(family, samples):
     torch.manual_seed(7)
     if family == "tiny_gpt":
         return tiny_gpt(layers=LAYERS, batch=samples, length=LENGTH)
+    if family == KEPT:
+        return tiny_hf("llama", kv_heads=2, layers=LAYERS, batch=samples, length=LENGTH)
     return tiny_hf(family, layers=LAYERS, batch=samples, length=LENGTH)
+
+
+def plan_of(family, layout):
+    """Return the plan that trains a model."""
+    if family != KEPT:
+        return plan_text(family, layout)
+    kept = "q_proj: colwise, self_attn.{k,v}_proj: colwise(replicate=2)"
+    return plan_text("llama", layout).replace("{q,k,v}_proj: colwise", kept)
 
 
 def batches(example, steps, samples):
@@ -39,7 +50,7 @@ def batches(example, steps, samples):
 def train(family, layout, steps):
     """Return losses, norms and the state dict after training by the layout's plan."""
     model, example, loss = build(family, layout.samples)
-    plan = plan_text(family, layout)
+    plan = plan_of(family, layout)
     share = {name: value.chunk(layout.dp)[0] for name, value in example.items()}
     engine = autoshard.parallelize(model, plan, example=share, loss=loss)
     optimizer = adamw(engine.parameters())
