@@ -27,6 +27,8 @@ tensor {{
 TWO = PLAN.format(mesh="tp = 2", batch="micro_batch_size = 4")
 MESHES = {
     "tensor and pipeline": PLAN.format(mesh="tp = 2, pp = 2", batch="micro_batch_size = 4"),
+    "one head a rank, recomputed": PLAN.format(mesh="tp = 4", batch="micro_batch_size = 4")
+    + "recompute { h.*: full }",
     "data and micro-batches": PLAN.format(
         mesh="dp = 2, tp = 1", batch="micro_batch_size = 1, num_microbatches = 2"
     ),

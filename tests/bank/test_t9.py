@@ -5,6 +5,7 @@ import torch
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import BATCH, BOUNDARY, TANGENT
 from autoshard.testing.models import Built, tiny_hf
+from autoshard.testing.plans import TENSOR_RULES
 from tests.bank.equal import assert_equal, finding, read, tamper
 from tests.bank.models import Router, rows
 
@@ -14,6 +15,12 @@ mesh { pp = 2 }
 batch { micro_batch_size = 2, num_microbatches = 4 }
 pipeline { split = before(transformer.h.2) }
 """
+TENSOR = f"""
+mesh {{ tp = 4 }}
+batch {{ micro_batch_size = 4, num_microbatches = 2 }}
+tensor {{ {TENSOR_RULES["gpt2"]} }}
+recompute {{ transformer.h.*: full }}
+"""
 ROUTER = """
 mesh { pp = 2 }
 batch { micro_batch_size = 1, num_microbatches = 4 }
@@ -21,9 +28,9 @@ pipeline { split = before(bias) }
 """
 
 
-def masked_gpt2() -> Built:
+def masked_gpt2(layers: int = 4) -> Built:
     """Return GPT-2 on samples of different lengths, padded on the left."""
-    model, batch, loss = tiny_hf("gpt2", layers=4, heads=4, batch=8)
+    model, batch, loss = tiny_hf("gpt2", layers=layers, heads=4, batch=8)
     lengths = torch.tensor([16, 9, 12, 5, 16, 7, 3, 14])
     mask = torch.arange(16) >= 16 - lengths[:, None]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -41,6 +48,10 @@ def test_a_truth_mask_and_positions_are_fed_to_the_stages_that_read_them() -> No
     assert "attention_mask" in last.named(BATCH)
     crossing = last.named(BOUNDARY).values()
     assert all(node.meta["val"].dtype.is_floating_point for node in crossing)
+
+
+def test_a_truth_mask_meets_one_head_a_rank_and_is_read_again_in_recomputation() -> None:
+    assert_equal(masked_gpt2(layers=1), TENSOR, steps=1)
 
 
 def test_a_mask_that_is_lost_in_the_second_stage_would_be_seen() -> None:
