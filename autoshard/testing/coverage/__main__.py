@@ -89,7 +89,10 @@ def _measured(args: argparse.Namespace, rows: dict) -> Iterator[Row]:
         if time.monotonic() - start > 60 * args.minutes:
             return
         row = _in_time(family, args.column)
-        yield replace(row, cells={**known.cells, **row.cells}) if known and args.column else row
+        if known and args.column:
+            cells = {**known.cells, **row.cells}
+            row = replace(row, cells=cells, split=max(known.split, row.split))
+        yield row
         gc.collect()
 
 
