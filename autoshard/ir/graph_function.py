@@ -69,6 +69,11 @@ class GraphFunction:
         """Return the output values, in port order."""
         return tuple(self.output_node.args[0])
 
+    @property
+    def makes_gradients(self) -> bool:
+        """Tell whether the graph has gradients of parameters among its outputs."""
+        return any(port.kind == GRAD for port in self.outputs)
+
     def node(self, kind: str, name: str = "") -> Node | None:
         """Return the placeholder of an input port, or None."""
         return self._find(self.inputs, self.placeholders, kind, name)

@@ -255,13 +255,24 @@ ON_BUCKETS = frozenset(
 
 
 # Flat buckets ----------------------------------------------------------------------------------
+def open_bucket(like: torch.Tensor, length: int, used: int, dtype=None) -> torch.Tensor:
+    """Return a new bucket whose first ``used`` elements are still to be written."""
+    flat = like.new_empty(length, dtype=dtype)
+    flat[used:].zero_()
+    return flat
+
+
+def write_into(flat: torch.Tensor, offset: int, value: torch.Tensor) -> None:
+    """Copy a gradient to its place in a bucket."""
+    flat[offset : offset + value.numel()].view(value.shape).copy_(value)
+
+
 def _run_pack(comm, values, length, dtype=None) -> torch.Tensor:
-    flat = values[0].new_empty(length, dtype=dtype)
+    flat = open_bucket(values[0], length, sum(value.numel() for value in values), dtype)
     offset = 0
     for value in values:
-        flat[offset : offset + value.numel()].copy_(value.reshape(-1))
+        write_into(flat, offset, value)
         offset += value.numel()
-    flat[offset:].zero_()
     return flat
 
 

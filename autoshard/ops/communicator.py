@@ -7,6 +7,9 @@ from typing import Protocol
 
 import torch
 
+IN_FLIGHT = 2  # micro-batches sent ahead of their receives, per stage and direction
+DIRECT_BYTES = 1 << 16  # up to here one round of whole values beats two rounds of parts
+
 
 class Work(Protocol):
     """A collective under way; its output may be read only after ``wait``."""

@@ -20,9 +20,14 @@ from torch.fx import Node
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import GraphFunction
+from autoshard.ir.lifetimes import Write, lifetimes
+from autoshard.ir.node_info import val
+from autoshard.ops.collectives import open_bucket, pack, write_into
 from autoshard.ops.library import bound
 
-Compiled = Callable[..., tuple]  # compiled(comm, args) -> outputs; clears args
+# compiled(comm, args[, give]) -> outputs; clears args. Gradients go to give(name, value) as soon
+# as they are made, and None is returned for them; without gradients there is no third argument.
+Compiled = Callable[..., tuple]
 
 # A kernel may lay its result out in another way than its fake: a view of that is then a copy.
 RUN_AS = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
@@ -59,19 +64,21 @@ class _Writer:
         self.function, self.kernels = function, kernels
         self.bindings: dict[str, object] = {"torch": torch}
         self._names: dict[Node, str] = {}
-        self._taken = {"comm", "args", "torch"}
+        self._taken = {"comm", "args", "give", "torch"}
         self._by_id: dict[int, str] = {}
-        self._dies = _last_uses(function)
+        self._lives = lifetimes(function)
 
     def text(self, name: str) -> str:
-        lines = [f"def {name}(comm, args):"]
+        give = ", give" if self.function.makes_gradients else ""
+        lines = [f"def {name}(comm, args{give}):"]
         lines += self._unpack()
         for node in self.function.graph.nodes:
             if node.op == "call_function":
-                lines.append(self._statement(node))
+                lines += self._statements(node)
             elif node.op not in ("placeholder", "output"):
                 raise InternalError(f"a graph to run has a node of kind '{node.op}': %{node.name}")
-        values = ", ".join(self._value(v) for v in self.function.results)
+        results = (None if v in self._lives.handed else v for v in self.function.results)
+        values = ", ".join(map(self._value, results))
         comma = "," if len(self.function.results) == 1 else ""
         lines.append(f"return ({values}{comma})")
         return "\n    ".join(lines) + "\n"
@@ -85,11 +92,29 @@ class _Writer:
         unused = [self._name(node) for node in nodes if not node.users]
         return [*lines, f"del {', '.join(unused)}"] if unused else lines
 
-    def _statement(self, node: Node) -> str:
-        dead = [self._name(value) for value in self._dies.get(node, ())]
+    def _statements(self, node: Node) -> list[str]:
+        lines = [] if node.target is pack else [self._assign(node)]
+        for write in self._lives.writes.get(node, ()):
+            lines += self._write(write)
+        for port in self._lives.handed.get(node, ()):
+            lines.append(f"give({port.name!r}, {self._name(node)})")
+        dead = [self._name(value) for value in self._lives.dies.get(node, ())]
+        return [*lines[:-1], f"{lines[-1]}; del {', '.join(dead)}"] if dead else lines
+
+    def _write(self, write: Write) -> list[str]:
+        """Copy a gradient into its bucket; the first one makes the bucket."""
+        bucket, value, lines = self._name(write.bucket), self._name(write.value), []
+        if write.is_first:
+            grads, length, *dtype = write.bucket.args
+            used = sum(val(grad).numel() for grad in grads)
+            rest = ", ".join(map(self._value, [length, used, *dtype]))
+            lines.append(f"{bucket} = {self._bind(open_bucket, 'open_bucket')}({value}, {rest})")
+        write_to = self._bind(write_into, "write_into")
+        return [*lines, f"{write_to}({bucket}, {write.offset}, {value})"]
+
+    def _assign(self, node: Node) -> str:
         call = self._call(node)
-        line = f"{self._name(node)} = {call}" if node.users else call
-        return f"{line}; del {', '.join(dead)}" if dead else line
+        return f"{self._name(node)} = {call}" if node.users else call
 
     def _call(self, node: Node) -> str:
         if node.target is operator.getitem:
@@ -139,17 +164,3 @@ class _Writer:
         fresh = next(c for c in candidates if c not in self._taken)
         self._taken.add(fresh)
         return fresh
-
-
-def _last_uses(function: GraphFunction) -> dict[Node, list[Node]]:
-    """Return node -> the values that nothing reads after it (outputs never die)."""
-    seen = set(function.output_node.all_input_nodes)
-    dies: dict[Node, list[Node]] = {}
-    for node in reversed(function.graph.nodes):
-        if node.op != "call_function":
-            continue
-        for value in node.all_input_nodes:
-            if value not in seen:
-                seen.add(value)
-                dies.setdefault(node, []).append(value)
-    return dies

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-from autoshard.ops.communicator import Work
+from autoshard.ops.communicator import DIRECT_BYTES, Work
 from autoshard.runtime.work import Clock, Pending, Started, Transfer, named
 
-DIRECT_BYTES = 1 << 16  # up to here one round of whole values beats two rounds of parts
 COMBINE: dict[str, Callable[..., torch.Tensor]] = {"sum": torch.add, "max": torch.maximum}
 TAGS = 1 << 20  # collectives under way at once on one axis are fewer by far
 
@@ -66,7 +65,10 @@ class GlooAxis:
     def reduce_scatter(self, value: torch.Tensor) -> Work:
         """Start summing ``value`` (size, ...); the result is this rank's slice."""
         started, parts = self._deal(value.contiguous(), self._all, self._tag())
-        return self._pending(started, lambda: combine(parts, "sum"), "reduce_scatter", value)
+        received = parts[self._index == 0]  # one of the first two; the sum may overwrite it
+        return self._pending(
+            started, lambda: combine(parts, "sum", received), "reduce_scatter", value
+        )
 
     def broadcast(self, value: torch.Tensor, source: int) -> Work:
         """Start handing the value of ``source`` to all ranks of the axis."""
@@ -96,7 +98,7 @@ class GlooAxis:
         parts = [value if i == me else torch.empty_like(value) for i in range(len(members))]
         others = [(peer, parts[i]) for i, peer in enumerate(members) if i != me]
         started = self._post([(peer, value) for peer, _ in others], others, self._tag())
-        scratch = parts[1 - me] if me < 2 else None
+        scratch = parts[me == 0]  # received, and one of the first two
         return self._pending(started, lambda: combine(parts, op, scratch), "all_reduce", value)
 
     def _two_rounds(self, value: torch.Tensor, op: str, members: tuple[int, ...]) -> Work:
@@ -149,10 +151,9 @@ class GlooAxis:
                 dist.irecv(buffer, group=self._group, group_src=peer, tag=tag)
                 for peer, buffer in incoming
             ]
-            posted += [
-                dist.isend(buffer, group=self._group, group_dst=peer, tag=tag)
-                for peer, buffer in outgoing
-            ]
+            for peer, buffer in outgoing:
+                posted.append(dist.isend(buffer, group=self._group, group_dst=peer, tag=tag))
+                self._clock.sent += buffer.nbytes
         return [started for started in posted if started is not None]
 
     def _pending(

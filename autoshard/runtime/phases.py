@@ -26,6 +26,7 @@ class Phase:
     outputs: tuple[Port, ...]
     call: Compiled
     last: frozenset[Port]  # inputs that no later phase of the micro-batch reads
+    gives: bool  # takes a function that it gives its gradients to
 
 
 Code = dict[tuple[int, str], Phase]  # (stage, phase) -> its function
@@ -45,7 +46,8 @@ def _stage_phases(stage: Stage, kernels: str) -> dict[str, Phase]:
     for name, function in stage.phases.items():
         call = generate(function, f"stage{stage.index}_{name}", kernels)
         last = _last_reads(stage.phases, name)
-        phases[name] = Phase(function.inputs, function.outputs, call, last)
+        ports = function.inputs, function.outputs
+        phases[name] = Phase(*ports, call, last, function.makes_gradients)
     return phases
 
 

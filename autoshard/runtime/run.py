@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,7 @@ from autoshard.ir.graph_function import (
     Port,
 )
 from autoshard.ir.node_info import val
-from autoshard.ops.communicator import Work
+from autoshard.ops.communicator import IN_FLIGHT, Work
 from autoshard.runtime.gradients import Gradients
 from autoshard.runtime.messages import microbatch_of
 from autoshard.runtime.trace import Done
@@ -48,7 +49,6 @@ CARRIES = {
     Kind.SEND_B: TANGENT,
     Kind.RECV_B: TANGENT,
 }
-IN_FLIGHT = 2  # micro-batches sent ahead of their receives, per stage and direction
 
 
 class Run:
@@ -130,7 +130,8 @@ class Run:
         if name == "I":
             self._fill_tangents(stage, held)
         args = [self._input(port, stage, number, port in phase.last) for port in phase.inputs]
-        results = phase.call(self._comm, args)
+        give = [partial(self.gradients.add, stage)] if phase.gives else []
+        results = phase.call(self._comm, args, *give)
         for port, value in zip(phase.outputs, results, strict=True):
             if value is not None:
                 self._output(port, value, stage, number)

@@ -44,9 +44,10 @@ class Started(Protocol):
 
 @dataclass
 class Clock:
-    """Sums up the seconds that a rank has been blocked in waits."""
+    """Sums up what communication costs a rank."""
 
-    seconds: float = 0.0
+    seconds: float = 0.0  # blocked in waits
+    sent: int = 0  # bytes handed to gloo; on other back ends they aren't ours to count
 
 
 class Pending:

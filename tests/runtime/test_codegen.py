@@ -10,8 +10,18 @@ import torch
 from torch.fx import Graph
 
 from autoshard.diagnostics import InternalError
-from autoshard.ir.graph_function import BATCH, LOSS, SAVED, GraphFunction, Port
+from autoshard.ir.graph_function import (
+    BATCH,
+    FLAT_GRAD,
+    GRAD,
+    LOSS,
+    SAVED,
+    GraphFunction,
+    Port,
+)
+from autoshard.ir.lifetimes import lifetimes
 from autoshard.ops import add_rms_norm as ops
+from autoshard.ops.collectives import pack
 from autoshard.runtime.codegen import generate, write
 from tests.runtime.toy import Builder
 
@@ -30,7 +40,7 @@ def test_the_text_is_one_call_a_line_with_dead_values_deleted():
         "    (batch_x,) = args",
         "    args.clear()",
         "    tanh_default = aten_tanh_default(batch_x)",
-        "    mul_tensor = aten_mul_Tensor(tanh_default, batch_x); del tanh_default, batch_x",
+        "    mul_tensor = aten_mul_Tensor(tanh_default, batch_x); del batch_x, tanh_default",
         "    return (mul_tensor,)",
     ]
     assert bindings["aten_tanh_default"] is aten.tanh.default
@@ -117,3 +127,39 @@ def test_the_kernels_of_fused_ops_are_chosen_when_code_is_made():
     for kernels, wanted in (("auto", ops.forward), ("reference", ops.reference_forward)):
         _, bindings = write(function, "F", kernels)
         assert bindings["add_rms_norm"] is wanted
+
+
+def test_gradients_are_given_away_or_written_into_their_bucket_once_they_are_made():
+    b = Builder(MODE)
+    x = b.input(BATCH, "x", 2)
+    own = b.call(aten.neg.default, x)
+    first, second = b.call(aten.tanh.default, x), b.call(aten.exp.default, x)
+    bucket = b.call(pack, [first, second], 5)
+    text, _ = write(b.build((GRAD, "w", own), (FLAT_GRAD, "s0", bucket)), "W")
+    assert [line.strip() for line in text.splitlines()] == [
+        "def W(comm, args, give):",
+        "(batch_x,) = args",
+        "args.clear()",
+        "neg_default = aten_neg_default(batch_x)",
+        "give('w', neg_default); del neg_default",
+        "tanh_default = aten_tanh_default(batch_x)",
+        "pack_default = open_bucket(tanh_default, 5, 4)",
+        "write_into(pack_default, 0, tanh_default); del tanh_default",
+        "exp_default = aten_exp_default(batch_x)",
+        "write_into(pack_default, 2, exp_default); del batch_x, exp_default",
+        "return (None, pack_default)",
+    ]
+
+
+def test_a_bucket_is_made_after_the_gradients_of_others_that_come_between_its_own():
+    b = Builder(MODE)
+    x = b.input(BATCH, "x", 2)
+    grads = [b.call(op, x) for op in (aten.neg.default, aten.tanh.default, aten.exp.default)]
+    outer, inner = b.call(pack, grads[::2], 4), b.call(pack, grads[1:2], 2)
+    function = b.build((FLAT_GRAD, "outer", outer), (FLAT_GRAD, "inner", inner))
+    made = {w.bucket: at for at, ws in lifetimes(function).writes.items() for w in ws if w.is_first}
+    assert made == {outer: grads[2], inner: grads[1]}
+    value = torch.ones(2)
+    found = generate(function, "W")(None, [value])
+    assert torch.equal(found[0], torch.cat([-value, value.exp()]))
+    assert torch.equal(found[1], value.tanh())
