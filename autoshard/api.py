@@ -90,6 +90,7 @@ def parallelize(
         batch_span=source.span("batch"),
         init=init,
         notes=(_capture_note(compiled.program), *proof),
+        optimizer=source.assume.optimizer or "adamw",
     )
     return Engine(setup, compiled.program, example, tensors, connect(device), device)
 

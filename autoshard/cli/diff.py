@@ -43,18 +43,20 @@ def _figures(model: str, path: str) -> dict[str, str]:
 
 
 def _tabled(compiled: Compiled) -> dict[str, str]:
-    from autoshard.cost.memory import memory
+    from autoshard.cost.peak import CATEGORIES
+    from autoshard.cost.replay import peaks
     from autoshard.cost.report import mesh_text
     from autoshard.cost.traffic import traffic
     from autoshard.schedule.simulate import simulate
     from autoshard.units import show_bytes
 
     program = compiled.program
-    stages = memory(program, compiled.resolved.plan.assume.optimizer or "adamw")
-    fullest = max(stages, key=lambda stage: stage.total)
+    found = peaks(program, compiled.resolved.plan.assume.optimizer or "adamw")
+    fullest = max(found, key=lambda peak: peak.total)
     figures = {"mesh": mesh_text(program.mesh)}
-    for name in ("parameters", "gradients", "optimizer", "activations", "temporary", "total"):
-        figures[f"{name}, fullest stage"] = show_bytes(getattr(fullest, name))
+    for name in CATEGORIES:
+        figures[f"{name}, fullest rank"] = show_bytes(fullest.sizes.get(name, 0))
+    figures["together, fullest rank"] = show_bytes(fullest.total)
     wire: dict[str, int] = {}
     for row in traffic(program):
         key = f"{row.axis} {row.kind}, most of any stage"

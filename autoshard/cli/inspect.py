@@ -106,7 +106,7 @@ def _report(args: argparse.Namespace, compiled: Compiled) -> str:
         f"{program.mesh.size('dp')} = {resolved.global_batch_size}",
         *planned,
         report.passes_table(program),
-        "memory of one rank of each stage (upper bound: peaks need not coincide)",
+        "memory of one rank at each pipeline coordinate when it holds the most",
         report.memory_table(program, plan_optimizer(resolved.plan)),
         "traffic of one rank of each stage in one step",
         report.traffic_table(program) or "none",
@@ -144,14 +144,15 @@ def _as_json(compiled: Compiled) -> str:
     from dataclasses import asdict
 
     from autoshard.cost.choices import boundary_choices, gather_choices
-    from autoshard.cost.memory import memory
+    from autoshard.cost.replay import peaks
     from autoshard.cost.traffic import traffic
 
     program, is_zero_3 = compiled.program, compiled.resolved.plan.zero.stage == 3
-    stages = [asdict(stage) | {"total": stage.total} for stage in memory(program)]
+    found_peaks = peaks(program, plan_optimizer(compiled.resolved.plan))
+    memory = [asdict(p) | {"total": p.total, "place": p.place} for p in found_peaks]
     found = {
         "passes": [asdict(entry) for entry in program.journal],
-        "memory": stages,
+        "memory": memory,
         "traffic": [asdict(row) for row in traffic(program)],
         "boundaries": [asdict(row) for row in boundary_choices(program)],
         "gathers": [asdict(row) for row in gather_choices(program)] if is_zero_3 else [],

@@ -1,42 +1,33 @@
-"""Bytes that one rank of each stage holds at its peak, by name, read off the program's graphs."""
+"""Bytes of model state that one rank of each stage holds, by name, read off the program's graphs.
+
+What comes and goes within a step is in `cost.replay`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torch.fx import Node
-
-from autoshard.cost.liveness import peak_bytes, storage_of
-from autoshard.ir.graph_function import BOUNDARY, GRAD, PARAM, SAVED, GraphFunction
+from autoshard.ir.graph_function import GRAD, PARAM
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.program import Program, Stage
 from autoshard.schedule.action import Kind
 
-OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "sgd_momentum": 4}  # per owned element
+MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}  # as large as the parameter
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes on one rank of one stage; ``in_flight`` is the peak number of held micro-batches."""
+    """Bytes on one rank of one stage, as ZeRO counts: what is gathered for a step is parameters."""
 
     stage: int
     parameters: int
     gradients: int
     optimizer: int
-    activations: int  # saved values and boundary inputs of all micro-batches in flight
-    temporary: int  # peak inside one graph, gather buffers included
-    in_flight: int
-
-    @property
-    def total(self) -> int:
-        """Return the sum: an upper bound, the peaks need not coincide."""
-        parts = (self.parameters, self.gradients, self.optimizer, self.activations, self.temporary)
-        return sum(parts)
+    in_flight: int  # the peak number of micro-batches held
 
 
 def memory(program: Program, optimizer: str = "adamw") -> tuple[StageMemory, ...]:
-    """Return the memory of one rank of every stage; the program is at level SCHEDULE."""
+    """Return the state of one rank of every stage; the program is at level SCHEDULE."""
     return tuple(_stage_memory(program, stage, optimizer) for stage in program.stages)
 
 
@@ -77,21 +68,16 @@ def owned_elements(program: Program, spec: ParamSpec) -> int:
 def _stage_memory(program: Program, stage: Stage, optimizer: str) -> StageMemory:
     specs = [s for s in program.params if stage.index in s.homes]
     trained = [s for s in specs if s.requires_grad and not s.is_buffer]
-    owned = sum(owned_elements(program, s) for s in trained)
-    flight = in_flight(program, stage.index)
-    forward = stage.phases.get("F")
-    kept = () if forward is None else _kept(forward)
+    owned = sum(owned_elements(program, s) * s.dtype.itemsize for s in trained)
     return StageMemory(
         stage.index,
         parameters=sum(_read_bytes(program, stage, s) for s in specs),
         gradients=sum(
             _gradient_elements(stage, program, s) * _gradient_itemsize(program, s) for s in trained
         ),
-        optimizer=owned * OPTIMIZER_BYTES[optimizer]
+        optimizer=owned * MOMENTS[optimizer]
         + sum(_master_bytes(program, stage, s) for s in specs),
-        activations=flight * _distinct_bytes(kept),
-        temporary=max((peak_bytes(f.graph) for f in stage.phases.values()), default=0),
-        in_flight=flight,
+        in_flight=in_flight(program, stage.index),
     )
 
 
@@ -120,19 +106,6 @@ def _gradient_elements(stage: Stage, program: Program, spec: ParamSpec) -> int:
     graphs = (stage.phases[phase] for phase in ("I", "W") if phase in stage.phases)
     is_whole = any(graph.result(GRAD, spec.fqn) is not None for graph in graphs)
     return _local_elements(program, spec) if is_whole else owned_elements(program, spec)
-
-
-def _kept(forward: GraphFunction) -> list[Node]:
-    saved = list(forward.named_results(SAVED).values())
-    return [n for n in (*saved, *forward.named(BOUNDARY).values()) if n is not None]
-
-
-def _distinct_bytes(nodes: Iterable[Node]) -> int:
-    sizes = {}
-    for node in nodes:
-        for key, nbytes in storage_of(node):
-            sizes[key] = max(sizes.get(key, 0), nbytes)
-    return sum(sizes.values())
 
 
 def _local_elements(program: Program, spec: ParamSpec) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from autoshard.cost.memory import StageMemory, memory
+from autoshard.cost.peak import CATEGORIES
+from autoshard.cost.replay import peaks
 from autoshard.cost.stage_times import stage_times
 from autoshard.cost.traffic import TrafficRow, traffic
 from autoshard.ir.program import Program
@@ -31,10 +32,13 @@ def passes_table(program: Program) -> str:
 
 
 def memory_table(program: Program, optimizer: str = "adamw") -> str:
-    """Return one line a stage: bytes of one of its ranks, by name."""
-    rows = [_memory_row(stage) for stage in memory(program, optimizer)]
-    heads = ["stage", "params", "grads", optimizer, "activations", "in flight", "temporary", "sum"]
-    return tabulate(rows, heads, colalign=("right",) * len(heads))
+    """Return one line a pipeline coordinate: bytes of its ranks at their peak, and when it is."""
+    rows = []
+    for rank, peak in enumerate(peaks(program, optimizer)):
+        sizes = [*(peak.sizes.get(name, 0) for name in CATEGORIES), peak.total]
+        rows.append([rank, *map(show_bytes, sizes), peak.place])
+    heads = ["pp rank", *CATEGORIES, "together", "at the peak"]
+    return tabulate(rows, heads, colalign=(*("right",) * (len(heads) - 1), "left"))
 
 
 def traffic_table(program: Program) -> str:
@@ -68,13 +72,6 @@ def mesh_text(mesh: Mesh) -> str:
     """Return "pp 2 x tp 2 = 4"."""
     axes = " x ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
     return f"{axes} = {mesh.world_size}"
-
-
-def _memory_row(stage: StageMemory) -> list[object]:
-    sizes = (stage.parameters, stage.gradients, stage.optimizer, stage.activations)
-    texts = [show_bytes(size) for size in sizes]
-    tail = (stage.in_flight, show_bytes(stage.temporary), show_bytes(stage.total))
-    return [stage.stage, *texts, *tail]
 
 
 def _fold(rows: Sequence[TrafficRow]) -> list[tuple[str, TrafficRow]]:

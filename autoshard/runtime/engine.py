@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from autoshard.cost.peak import Peak
 from autoshard.diagnostics import AutoshardError, CheckpointError
 from autoshard.ir.batch import batch_leaves
 from autoshard.ir.program import Program
@@ -25,6 +27,7 @@ from autoshard.runtime.executor import Executable
 from autoshard.runtime.fingerprint import compare_fingerprints, take_fingerprint
 from autoshard.runtime.init import Init, check_init, fill
 from autoshard.runtime.layout import bucket_stages, scheduled
+from autoshard.runtime.ledger import Ledger, hold_state, measured
 from autoshard.runtime.link import link
 from autoshard.runtime.optimizer_check import OptimizerCheck
 from autoshard.runtime.report import Report
@@ -61,6 +64,7 @@ class Setup:
     batch_span: Span | None = None
     init: Init | None = None
     notes: tuple[str, ...] = ()
+    optimizer: str = "adamw"  # that the memory report assumes
 
 
 @dataclass
@@ -72,6 +76,7 @@ class Counters:
     seconds: float = 0.0  # of the last step
     samples: int = 0  # of the last step, all data parallel ranks together
     waited: float = 0.0  # seconds of the last step in which this rank waited for others
+    sent: int = 0  # bytes of the last step, over gloo
 
 
 class Engine:
@@ -108,6 +113,7 @@ class Engine:
         parameters = self._storage.parameters.values()
         self._check = OptimizerCheck(parameters, control.size, on_step)
         self._checked: set[str] = set()
+        self._measured: Peak | None = None
 
     # training -----------------------------------------------------------------------------------
     def forward_backward(self, batch: object, weight: float = 1.0) -> torch.Tensor:
@@ -116,14 +122,15 @@ class Engine:
         ``batch`` is the local batch of this data parallel rank, a dict or tuple. Gradients are
         added to ``.grad``, scaled by ``weight``; the returned loss is not scaled.
         """
-        begin, waited = time.perf_counter(), self._comm.clock.seconds
+        begin, clock = time.perf_counter(), replace(self._comm.clock)
         leaves, exe = self._prepare("forward_backward", batch)
         parts = split_leaves(leaves, exe.program.leaves, exe.program.num_microbatches)
         loss = exe.step(parts, weight, seed=self._seed, index=self._counters.steps)
         self._counters.steps += 1
         self._counters.samples = self._local_rows * self.dp_size
         self._counters.seconds = time.perf_counter() - begin
-        self._counters.waited = self._comm.clock.seconds - waited
+        self._counters.waited = self._comm.clock.seconds - clock.seconds
+        self._counters.sent = self._comm.clock.sent - clock.sent
         return loss
 
     def evaluate(self, batch: object) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -219,9 +226,24 @@ class Engine:
         """Return the training graph of a stage as it is after a pass or a group of passes."""
         return self._setup.graph(pass_or_group, stage)
 
+    @contextmanager
+    def measure_memory(self) -> Iterator[None]:
+        """Count the bytes of live tensors in the steps inside; ``report`` then shows their peak.
+
+        Such steps are slow: every operator passes through Python. Make the optimizer's first step
+        before, so that its state is there, and drop gradients.
+        """
+        ledger = Ledger()
+        hold_state(ledger, self._storage, self._check.states())
+        with measured(self._programs.values(), ledger):
+            yield
+        self._measured = ledger.peak
+
     def report(self) -> Report:
-        """Return what this rank runs and keeps, as text."""
-        return Report.of(self._first, tuple(self._programs), self._setup.notes)
+        """Return what this rank runs and keeps, as text: its memory as predicted, and measured."""
+        setup = self._setup
+        signatures = tuple(self._programs)
+        return Report.of(self._first, signatures, setup.notes, setup.optimizer, self._measured)
 
     def stats(self) -> dict[str, float]:
         """Return numbers of the last step and counts since the start, for any tracker."""
@@ -233,8 +255,10 @@ class Engine:
             "programs": len(self._programs),
             "step_seconds": seconds,
             "waited_seconds": counters.waited,
+            "sent_bytes": counters.sent,
             "samples_per_second": counters.samples / seconds if seconds else 0.0,
             "stored_bytes": self._storage.nbytes(),
+            **({} if self._measured is None else {"peak_bytes": self._measured.total}),
             **({} if scaler is None else {"loss_scale": scaler.scale, "overflows": scaler.skipped}),
         }
 

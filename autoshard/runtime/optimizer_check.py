@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -57,12 +57,11 @@ class OptimizerCheck:
         self._parameters = tuple(parameters)  # kept alive, so that their ids stay theirs
         self._ids = {id(parameter) for parameter in self._parameters}
         self._passed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        if ranks > 1 or on_step is not None:
-            own = weakref.ref(self)
-            # A weak reference: torch keeps the hook for good, the engine may go.
-            self.handle = register_optimizer_step_pre_hook(
-                lambda optimizer, args, kwargs: (own() or _ignore)(optimizer)
-            )
+        own = weakref.ref(self)
+        # A weak reference: torch keeps the hook for good, the engine may go.
+        self.handle = register_optimizer_step_pre_hook(
+            lambda optimizer, args, kwargs: (own() or _ignore)(optimizer)
+        )
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if ``optimizer`` would be silently wrong on shards of our parameters."""
@@ -70,10 +69,18 @@ class OptimizerCheck:
             return
         if self._on_step is not None:
             self._on_step()
-        if optimizer in self._passed or self._ranks == 1:
+        if optimizer in self._passed:
             return
-        refuse_whole_tensor(type(optimizer))
+        if self._ranks > 1:
+            refuse_whole_tensor(type(optimizer))
         self._passed.add(optimizer)
+
+    def states(self) -> Iterator[torch.Tensor]:
+        """Yield what optimizers that made a step on our parameters keep of them."""
+        for optimizer in self._passed:
+            for parameter in self._parameters:
+                values = optimizer.state.get(parameter, {}).values()
+                yield from (value for value in values if isinstance(value, torch.Tensor))
 
     def _holds_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         held = (p for group in optimizer.param_groups for p in group["params"])

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoshard.cost.peak import CATEGORIES, Peak
+from autoshard.cost.replay import peak_of
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.layout import scheduled
+from autoshard.units import show_bytes
 
 
 @dataclass(frozen=True)
@@ -18,9 +21,14 @@ class Report:
 
     @classmethod
     def of(
-        cls, executable: Executable, signatures: Sequence[tuple], notes: Sequence[str] = ()
+        cls,
+        executable: Executable,
+        signatures: Sequence[tuple],
+        notes: Sequence[str] = (),
+        optimizer: str = "adamw",
+        measured: Peak | None = None,
     ) -> Report:
-        """Describe one rank's executable and the programs compiled so far."""
+        """Describe one rank's executable, the programs compiled so far, and its peak of memory."""
         program, storage = executable.program, executable.storage
         place = ", ".join(f"{a} {executable.comm.index(a)}" for a in program.mesh.names)
         lines = [
@@ -30,7 +38,8 @@ class Report:
             f"parameters {len(storage.parameters)} here, {storage.nbytes()} bytes stored",
         ]
         lines += [f"program    {_signature(item)}" for item in signatures]
-        return cls((*lines, *notes))
+        predicted = peak_of(program, executable.comm.index("pp"), optimizer)
+        return cls((*lines, *notes, *memory_lines(predicted, measured)))
 
     def save(self, path: str | Path) -> None:
         """Write the text to a file."""
@@ -39,6 +48,23 @@ class Report:
     def __str__(self) -> str:
         """Return the text."""
         return "\n".join(self.lines)
+
+
+def memory_lines(predicted: Peak, measured: Peak | None) -> list[str]:
+    """Return a peak by category, beside the measured one and their difference if there is one."""
+    lines = [f"memory     {show_bytes(predicted.total)} predicted at {predicted.place}"]
+    if measured is not None:
+        off = predicted.total / measured.total - 1
+        lines.append(f"           {show_bytes(measured.total)} measured at {measured.place}")
+        lines.append(f"           predicted is {off:+.2%} off")
+    for name in CATEGORIES:
+        here = predicted.sizes.get(name, 0)
+        text = f"           {name:<14}{show_bytes(here):>10}"
+        if measured is not None:
+            there = measured.sizes.get(name, 0)
+            text += f"{show_bytes(there):>12} measured, {here - there:+d} B"
+        lines.append(text)
+    return lines
 
 
 def _signature(item: tuple) -> str:

@@ -168,6 +168,23 @@ def test_stats_report_and_graph_say_what_runs():
     assert (engine.dp_rank, engine.dp_size, engine.mesh.world_size) == (0, 1, 1)
 
 
+def test_the_report_puts_measured_memory_beside_predicted():
+    toy = Toy(m=2)
+    engine = toy_engine(toy)
+    (batch,) = toy.batches(1)[0]
+    optimizer = torch.optim.AdamW(engine.parameters())
+    engine.forward_backward(batch)
+    optimizer.step()
+    engine.zero_grad()
+    assert "measured" not in str(engine.report()) and "peak_bytes" not in engine.stats()
+    with engine.measure_memory():
+        engine.forward_backward(batch)
+    lines = str(engine.report()).splitlines()
+    moments = next(line for line in lines if "optimizer" in line)
+    assert moments.split() == ["optimizer", "512", "B", "520", "B", "measured,", "-8", "B"]
+    assert engine.stats()["peak_bytes"] > 3 * engine.stats()["stored_bytes"]
+
+
 def test_one_rank_takes_any_optimizer():
     engine = toy_engine(Toy())
     engine.forward_backward(Toy().batches(1)[0][0])

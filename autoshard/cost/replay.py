@@ -1,0 +1,323 @@
+"""Predict a rank's peak of memory: its actions replayed on sizes alone, as `runtime.run` does them.
+
+Gradients are attached to nothing when the step begins, and the optimizer has its state already.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable
+
+from autoshard.cost.footprint import Footprint, Step, footprint
+from autoshard.cost.memory import MOMENTS, owned_elements
+from autoshard.cost.peak import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    Peak,
+)
+from autoshard.ir.graph_function import (
+    ACCUMULATED,
+    BOUNDARY,
+    FLAT_GRAD,
+    FULL,
+    PARAM,
+    SAVED,
+    TANGENT,
+    GraphFunction,
+    Port,
+)
+from autoshard.ir.program import Bucket, Program
+from autoshard.ops.communicator import IN_FLIGHT
+from autoshard.schedule import Action, Kind
+from autoshard.schedule.action import RECVS, SENDS
+
+Key = Hashable
+PER_MICROBATCH = ("F", "I", "W")
+_OUTGOING = {Kind.SEND_F: BOUNDARY, Kind.SEND_B: TANGENT}
+
+
+def peaks(program: Program, optimizer: str = "adamw") -> tuple[Peak, ...]:
+    """Return the peak of one rank of every pipeline coordinate; the program has a schedule."""
+    assert program.schedule is not None, "a program at level SCHEDULE"
+    ranks = range(program.schedule.num_ranks)
+    return tuple(peak_of(program, rank, optimizer) for rank in ranks)
+
+
+def peak_of(program: Program, rank: int, optimizer: str = "adamw") -> Peak:
+    """Return the peak of a rank at pipeline coordinate ``rank``."""
+    return _Replay(program, rank, optimizer).peak()
+
+
+class _Heap:
+    """Live storages with their bytes, categories and the number of those who hold them."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, list] = {}  # [bytes, category, holders]
+        self._sizes: Counter[str] = Counter()
+        self._total = 0
+        self._numbers = itertools.count()
+        self.peak = Peak({})
+        self.action = ""
+
+    def make(self, nbytes: int, category: str, node: str = "", needs: int = 0) -> Key:
+        """Allocate; ``needs`` are bytes of communication for the moment only."""
+        key = next(self._numbers)
+        self._held[key] = [nbytes, category, 1]
+        self._sizes[category] += nbytes
+        self._total += nbytes
+        self.reach(node, needs)
+        return key
+
+    def reach(self, node: str, needs: int = 0) -> None:
+        """Note a moment."""
+        if self._total + needs > self.peak.total:
+            sizes = {**self._sizes, COMMUNICATION: self._sizes[COMMUNICATION] + needs}
+            self.peak = Peak(sizes, self.action, node)
+
+    def keep(self, key: Key) -> None:
+        """Let one more hold it."""
+        self._held[key][2] += 1
+
+    def drop(self, key: Key) -> None:
+        """Let one less hold it; with the last one it goes."""
+        held = self._held[key]
+        held[2] -= 1
+        if held[2] == 0:
+            self._sizes[held[1]] -= held[0]
+            self._total -= held[0]
+            del self._held[key]
+
+    def call(self, key: Key, category: str) -> None:
+        """Count it as something else."""
+        held = self._held[key]
+        self._sizes[held[1]] -= held[0]
+        self._sizes[category] += held[0]
+        held[1] = category
+
+
+class _Replay:
+    """One rank's step."""
+
+    def __init__(self, program: Program, rank: int, optimizer: str) -> None:
+        assert program.schedule is not None
+        self._program, self._row = program, program.schedule.ranks[rank]
+        self._footprints: dict[int, Footprint] = {}
+        self._stages = program.schedule.stages_of(rank)
+        own = set(self._stages)
+        self._buckets = {b.name: b for b in program.buckets if own & set(_homes(b))}
+        self._bucket_of = {fqn: b for b in self._buckets.values() for fqn in b.fqns}
+        self._heap = _Heap()
+        self._values: dict[tuple[int, int], dict[Port, Key]] = {}
+        self._outgoing: dict[tuple[str, int, int], list[Key]] = {}
+        self._sending: dict[tuple[Kind, int], deque[list[Key]]] = {}
+        self._sums: dict[tuple[int, str], Key] = {}
+        self._shards: dict[tuple[int, str], Key] = {}
+        self._gathered: dict[str, Key] = {}
+        self._resharded: set[int] = set()
+        self._store(optimizer)
+
+    def peak(self) -> Peak:
+        """Run all actions and return the moment with the most bytes."""
+        scheduled = {a.stage for a in self._row if a.kind is Kind.UNSHARD}
+        for stage in self._stages:
+            if stage not in scheduled:
+                self._unshard(stage)
+        for action in self._row:
+            self._heap.action = str(action)
+            self._carry_out(action)
+        return self._heap.peak
+
+    def _store(self, optimizer: str) -> None:
+        """Allocate what is there between steps."""
+        program, own = self._program, set(self._stages)
+        for bucket in self._buckets.values():
+            is_read = bucket.read_dtype == bucket.dtype
+            length = bucket.length // self._parts(bucket)
+            self._heap.make(length * bucket.dtype.itemsize, PARAMETERS if is_read else OPTIMIZER)
+        for spec in program.params:
+            if spec.is_buffer and own & set(spec.homes):
+                self._heap.make(spec.numel * spec.dtype.itemsize, PARAMETERS)
+            elif spec.requires_grad and own & set(spec.homes):
+                owned = owned_elements(program, spec) * spec.dtype.itemsize
+                self._heap.make(owned * MOMENTS[optimizer], OPTIMIZER)
+
+    def _carry_out(self, action: Action) -> None:
+        kind, stage = action.kind, action.stage
+        if kind in SENDS:
+            self._send(action)
+        elif kind in RECVS:
+            self._receive(action)
+        elif kind is Kind.UNSHARD:
+            self._unshard(stage)
+        elif kind is Kind.RESHARD:
+            self._reshard(stage)
+        elif kind is Kind.REDUCE_GRAD:
+            self._reduce(stage)
+        else:
+            for phase in ("I", "W") if kind is Kind.B else (kind.value,):
+                self._compute(phase, stage, action.microbatch or 0)
+
+    # phases -------------------------------------------------------------------------------------
+    def _compute(self, phase: str, stage: int, number: int) -> None:
+        function = self._program.stages[stage].phases.get(phase)
+        if function is None:
+            return
+        held = self._values.setdefault((stage, number), {})
+        if phase == "I":
+            self._fill_tangents(stage, held)
+        last = self._last_reads(stage, phase)
+        bound = {}
+        for port, storage, _ in self._footprint(function).inputs:
+            if port in held:
+                bound[storage] = held.pop(port) if port in last else held[port]
+                if port not in last:
+                    self._heap.keep(bound[storage])
+        for port, key in self._run(stage, phase, bound):
+            self._output(port, key, stage, number)
+
+    def _run(self, stage: int, phase: str, bound: dict) -> list[tuple[Port, Key]]:
+        """Run a graph's steps; return what comes out, which the caller holds now."""
+        profile = self._footprint(self._program.stages[stage].phases[phase])
+        for step in profile.steps:
+            for storage, nbytes, category in step.makes:
+                bound[storage] = self._heap.make(nbytes, category, step.name, step.needs)
+            self._give(stage, step)
+            for storage in step.frees:
+                if storage in bound:
+                    self._heap.drop(bound.pop(storage))
+        results = []
+        for port, storage in profile.outputs:
+            if storage in bound:
+                self._heap.keep(bound[storage])
+                results.append((port, bound[storage]))
+        for key in bound.values():
+            self._heap.drop(key)
+        return results
+
+    def _give(self, stage: int, step: Step) -> None:
+        for port in step.gives:
+            bucket = self._bucket_of[port.name]
+            if (stage, bucket.name) not in self._sums:
+                nbytes = bucket.length * bucket.grad_dtype.itemsize
+                self._sums[stage, bucket.name] = self._heap.make(nbytes, GRADIENTS, step.name)
+
+    def _output(self, port: Port, key: Key, stage: int, number: int) -> None:
+        if port.kind == FLAT_GRAD and (stage, port.name) not in self._shards:
+            self._shards[stage, port.name] = key
+            self._heap.call(key, GRADIENTS)
+        elif port.kind == SAVED:
+            self._values[stage, number][port] = key
+            self._heap.call(key, ACTIVATIONS)
+        elif port.kind in (BOUNDARY, TANGENT):
+            self._heap.call(key, ACTIVATIONS)
+            self._pass_on(port, key, stage, number)
+        else:
+            self._heap.drop(key)
+
+    def _pass_on(self, port: Port, key: Key, stage: int, number: int) -> None:
+        neighbour = stage + (1 if port.kind == BOUNDARY else -1)
+        if neighbour not in self._stages:
+            self._outgoing.setdefault((port.kind, stage, number), []).append(key)
+        elif any(port in f.inputs for f in self._phases(neighbour)):
+            self._values.setdefault((neighbour, number), {})[port] = key
+        else:
+            self._heap.drop(key)
+
+    def _fill_tangents(self, stage: int, held: dict[Port, Key]) -> None:
+        function = self._program.stages[stage].phases["I"]
+        for port, _, nbytes in self._footprint(function).inputs:
+            if port.kind == TANGENT and port.name != "loss" and port not in held:
+                held[port] = self._heap.make(nbytes, GRADIENTS, "zeros")
+
+    def _last_reads(self, stage: int, phase: str) -> set[Port]:
+        phases = self._program.stages[stage].phases
+        later = PER_MICROBATCH[PER_MICROBATCH.index(phase) + 1 :]
+        needed = {port for p in later if p in phases for port in phases[p].inputs}
+        return set(phases[phase].inputs) - needed
+
+    # messages -----------------------------------------------------------------------------------
+    def _send(self, action: Action) -> None:
+        sent = self._sending.setdefault((action.kind, action.stage), deque())
+        while len(sent) > IN_FLIGHT:
+            self._drop_all(sent.popleft())
+        place = (_OUTGOING[action.kind], action.stage, action.microbatch or 0)
+        keys = self._outgoing.pop(place, [])
+        for key in keys:
+            self._heap.call(key, COMMUNICATION)
+        sent.append(keys)
+
+    def _receive(self, action: Action) -> None:
+        stage, number = action.stage, action.microbatch or 0
+        held = self._values.setdefault((stage, number), {})
+        wanted = BOUNDARY if action.kind is Kind.RECV_F else TANGENT
+        phases = self._phases(stage)
+        inputs = [item for f in phases for item in self._footprint(f).inputs]
+        made = self._made_by(action.peer_stage)
+        for port, _, nbytes in inputs:
+            if port.kind == wanted and port not in held and port in made:
+                held[port] = self._heap.make(nbytes, COMMUNICATION, "receive")
+
+    def _made_by(self, stage: int) -> set[Port]:
+        functions = self._phases(stage)
+        pairs = (zip(f.outputs, f.results, strict=True) for f in functions)
+        return {port for found in pairs for port, node in found if node is not None}
+
+    # storage ------------------------------------------------------------------------------------
+    def _unshard(self, stage: int) -> None:
+        if "U" in self._program.stages[stage].phases:
+            for port, key in self._run(stage, "U", {}):
+                assert port.kind == FULL, port
+                is_cut = self._buckets[port.name].axis is not None
+                self._heap.call(key, GATHERED if is_cut else PARAMETERS)
+                self._gathered[port.name] = key
+
+    def _reshard(self, stage: int) -> None:
+        self._resharded.add(stage)
+        for name in list(self._gathered):
+            readers = {s for s in self._stages if self._reads(s, self._buckets[name])}
+            if self._buckets[name].axis and stage in readers <= self._resharded:
+                self._heap.drop(self._gathered.pop(name))
+
+    def _reads(self, stage: int, bucket: Bucket) -> bool:
+        inputs = {port for f in self._phases(stage) for port in f.inputs}
+        return any(Port(PARAM, fqn) in inputs for fqn in bucket.fqns)
+
+    def _reduce(self, stage: int) -> None:
+        function = self._program.stages[stage].phases.get("R")
+        if function is None:
+            return
+        bound = {}
+        for port, storage, nbytes in self._footprint(function).inputs:
+            sums = self._sums if port.kind == ACCUMULATED else self._shards
+            keys = [sums.pop(place) for place in sorted(p for p in sums if p[1] == port.name)]
+            bound[storage] = keys[0] if keys else self._heap.make(nbytes, GRADIENTS, "zeros")
+            self._drop_all(keys[1:])
+        for port, key in self._run(stage, "R", bound):
+            self._shards[stage, f"reduced {port.name}"] = key
+            self._heap.call(key, GRADIENTS)
+
+    # small --------------------------------------------------------------------------------------
+    def _phases(self, stage: int) -> list[GraphFunction]:
+        phases = self._program.stages[stage].phases
+        return [phases[name] for name in PER_MICROBATCH if name in phases]
+
+    def _footprint(self, function: GraphFunction) -> Footprint:
+        if id(function) not in self._footprints:
+            self._footprints[id(function)] = footprint(function, self._program.mesh)
+        return self._footprints[id(function)]
+
+    def _parts(self, bucket: Bucket) -> int:
+        return self._program.mesh.size(bucket.axis) if bucket.axis else 1
+
+    def _drop_all(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._heap.drop(key)
+
+
+def _homes(bucket: Bucket) -> tuple[int, ...]:
+    return bucket.tied_stages or (bucket.stage,)

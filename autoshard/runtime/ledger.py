@@ -1,0 +1,210 @@
+"""Measure memory: the bytes of live tensor storages, counted while a step runs.
+
+Storages are counted from the operator that first returns them until they are freed, whoever holds
+them. What kernels and backends allocate for themselves is not seen. Only for measuring: each
+operator of the step passes through Python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoshard.cost.peak import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    Peak,
+)
+from autoshard.ir.graph_function import FLAT_GRAD, FULL, FULL_GRAD, Port
+from autoshard.ir.program import Bucket
+from autoshard.ops.communicator import Work
+from autoshard.runtime.comm import Transport
+from autoshard.runtime.executor import Executable
+from autoshard.runtime.phases import PER_MICROBATCH, Phase
+from autoshard.runtime.storage import Storage
+from autoshard.runtime.work import Transfer
+
+
+class Ledger(TorchDispatchMode):
+    """Counts live storages while it is entered, by what they are for.
+
+    ``peak`` is the moment with the most bytes: their sum by category, and the operator that made
+    the last of them.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing counted."""
+        super().__init__()
+        self._live: dict[int, tuple[int, str]] = {}  # by address of the storage
+        self._refs: dict[int, weakref.ref] = {}
+        self._by_category: Counter[str] = Counter()
+        self.category, self.action = ACTIVATIONS, ""
+        self.peak = Peak({}, "", "")
+
+    @property
+    def now(self) -> dict[str, int]:
+        """Return the bytes that live at the moment, by category."""
+        return {name: nbytes for name, nbytes in self._by_category.items() if nbytes}
+
+    def hold(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        """Count tensors that are there already, or count them as ``category`` from now on."""
+        for tensor in tensors:
+            self._count(tensor.untyped_storage(), category, "")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> object:  # type: ignore[no-untyped-def]
+        """Run an operator and count what it returns."""
+        if any(issubclass(kind, torch.Tensor) and kind not in _PLAIN for kind in types):
+            return NotImplemented  # a subclass first runs on its own parts, which come here
+        result = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, torch.Tensor) and type(value) in _PLAIN:
+                self._see(value, str(func))
+        return result
+
+    @contextmanager
+    def counting(self, category: str) -> Iterator[None]:
+        """Count what is made inside as ``category``."""
+        before, self.category = self.category, category
+        try:
+            yield
+        finally:
+            self.category = before
+
+    def recount(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size now."""
+        _, category = self._live.get(storage._cdata, (0, self.category))
+        self._count(storage, category, "resize_")
+
+    def _see(self, tensor: torch.Tensor, made_by: str) -> None:
+        if tensor.untyped_storage()._cdata not in self._live:
+            self._count(tensor.untyped_storage(), self.category, made_by)
+
+    def _count(self, storage: torch.UntypedStorage, category: str, made_by: str) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        self._forget(key)
+        self._live[key] = nbytes, category
+        self._refs[key] = weakref.ref(storage, lambda _: self._forget(key))
+        self._by_category[category] += nbytes
+        if sum(self._by_category.values()) > self.peak.total:
+            self.peak = Peak(dict(self._by_category), self.action, made_by)
+
+    def _forget(self, key: int) -> None:
+        if key in self._live:
+            nbytes, category = self._live.pop(key)
+            self._refs.pop(key)
+            self._by_category[category] -= nbytes
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def hold_state(ledger: Ledger, storage: Storage, moments: Iterable[torch.Tensor]) -> None:
+    """Count what a rank keeps between steps, gradients too if there are any."""
+    buckets = storage.layout.buckets
+    for name, flat in storage.stored.items():
+        is_read = buckets[name].read_dtype == buckets[name].dtype
+        ledger.hold([flat], PARAMETERS if is_read else OPTIMIZER)
+    ledger.hold(storage.buffers.values(), PARAMETERS)
+    ledger.hold(moments, OPTIMIZER)
+    grads = (parameter.grad for parameter in storage.parameters.values())
+    ledger.hold((grad for grad in grads if grad is not None), GRADIENTS)
+
+
+@contextmanager
+def measured(executables: Iterable[Executable], ledger: Ledger) -> Iterator[None]:
+    """Let a ledger count the steps of executables of one rank, by category and action."""
+    kept = [(exe, exe.comm, exe.code) for exe in executables]
+    for exe, comm, code in kept:
+        exe.comm = _Watched(comm, ledger)  # type: ignore[assignment]
+        exe.code = {key: _watch(phase, key, exe, ledger) for key, phase in code.items()}
+    try:
+        # What the run-time itself makes between phases are sums of gradients.
+        with ledger, ledger.counting(GRADIENTS):
+            yield
+    finally:
+        for exe, comm, code in kept:
+            exe.comm, exe.code = comm, code
+
+
+def _watch(phase: Phase, key: tuple[int, str], exe: Executable, ledger: Ledger) -> Phase:
+    """Return the phase with its insides and its results counted for what they are."""
+    numbers, buckets = itertools.count(), exe.storage.layout.buckets
+
+    def call(comm: Transport, args: list, *give: Callable) -> tuple:
+        number = next(numbers) % exe.program.num_microbatches
+        ledger.action = f"{key[0]}{key[1]}{number if key[1] in PER_MICROBATCH else ''}"
+        with ledger.counting(ACTIVATIONS):
+            results = phase.call(comm, args, *[_counted(f, ledger) for f in give])
+        for port, value in zip(phase.outputs, results, strict=True):
+            if value is not None:
+                ledger.hold([value], _category(port, buckets))
+        return results
+
+    return replace(phase, call=call)
+
+
+def _counted(give: Callable, ledger: Ledger) -> Callable:
+    def take(name: str, grad: torch.Tensor) -> None:
+        with ledger.counting(GRADIENTS):
+            give(name, grad)
+
+    return take
+
+
+def _category(port: Port, buckets: Mapping[str, Bucket]) -> str:
+    if port.kind in (FLAT_GRAD, FULL_GRAD):
+        return GRADIENTS
+    if port.kind == FULL:
+        return GATHERED if buckets[port.name].axis is not None else PARAMETERS
+    return ACTIVATIONS
+
+
+class _Watched:
+    """A transport whose buffers are counted as communication, or as gathered."""
+
+    def __init__(self, comm: Transport, ledger: Ledger) -> None:
+        self._comm, self._ledger = comm, ledger
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._comm, name)
+
+    def all_reduce_start(self, *args: Any, **kwargs: Any) -> Work:
+        return self._start(COMMUNICATION, self._comm.all_reduce_start, *args, **kwargs)
+
+    def all_gather_start(self, *args: Any) -> Work:
+        return self._start(GATHERED, self._comm.all_gather_start, *args)
+
+    def reduce_scatter_start(self, *args: Any) -> Work:
+        return self._start(COMMUNICATION, self._comm.reduce_scatter_start, *args)
+
+    def transfer_start(self, transfers: Sequence[Transfer]) -> list[Work]:
+        self._ledger.hold([item.value for item in transfers], COMMUNICATION)
+        return self._comm.transfer_start(transfers)
+
+    def _start(self, category: str, start: Callable, *args: Any, **kwargs: Any) -> Work:
+        with self._ledger.counting(category):
+            return _WatchedWork(start(*args, **kwargs), category, self._ledger)
+
+
+@dataclass
+class _WatchedWork:
+    work: Work
+    category: str
+    ledger: Ledger
+
+    def wait(self) -> torch.Tensor:
+        with self.ledger.counting(self.category):
+            return self.work.wait()

@@ -1,0 +1,111 @@
+"""Memory as predicted from a program is what real ranks hold, by category and in sum."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+import torch
+
+from autoshard.cost.peak import ACTIVATIONS, CATEGORIES, GATHERED, GRADIENTS, Peak
+from autoshard.cost.replay import peaks
+from autoshard.dsl.load import load
+from autoshard.frontend import compile_plan
+from autoshard.ir.batch import share_leaves
+from autoshard.ir.capture import capture
+from autoshard.ir.program import Program
+from autoshard.mesh import Mesh
+from autoshard.runtime.batch import split_leaves
+from autoshard.runtime.comm import ProcessGroups
+from autoshard.runtime.ledger import Ledger, hold_state, measured
+from autoshard.runtime.link import link
+from autoshard.source import Source
+from autoshard.testing.lockstep import adamw
+from autoshard.testing.models import tiny_gpt
+from autoshard.testing.plans import Layout, plan_text
+from autoshard.testing.processes import run_processes
+
+model_of = partial(tiny_gpt, layers=3, width=64, heads=4, length=32)
+CELLS = {
+    "zero 0": (Layout(dp=2, zero=0), ""),
+    "zero 1": (Layout(dp=2, zero=1, microbatches=2), ""),
+    "zero 2": (Layout(dp=2, zero=2, microbatches=2), ""),
+    "zero 3": (Layout(dp=2, zero=3), ""),
+    "zero 3, recomputed, bf16": (
+        Layout(dp=2, zero=3),
+        "recompute { h.*: full }\nprecision { params = bf16 }",
+    ),
+    "pipeline, zero 1": (Layout(dp=2, pp=2, zero=1, microbatches=3), ""),
+}
+
+
+@cache
+def captured() -> Program:
+    return capture(*model_of(batch=2), mesh=Mesh(()), compare=False)
+
+
+@cache
+def compiled(name: str) -> Program:
+    layout, extra = CELLS[name]
+    model, batch, loss = model_of(batch=2)
+    plan = load(Source("p.plan", plan_text("tiny_gpt", layout, extra))).require()
+    return compile_plan(model, plan, batch, loss, captured=captured()).program
+
+
+def measure(name: str) -> list[tuple[int, Peak]]:
+    """Return the pipeline coordinate and the peak of every rank in its second step."""
+    program, layout = compiled(name), CELLS[name][0]
+    model, batch, _ = model_of(batch=layout.samples)
+
+    def body(rank: int) -> tuple[int, Peak]:
+        comm = ProcessGroups(program.mesh, rank, torch.device("cpu"))
+        exe = link(program, comm)
+        for fqn, value in model.state_dict(keep_vars=True).items():
+            if fqn in {spec.fqn for spec in program.params}:
+                exe.storage.write(fqn, value)
+        leaves = share_leaves(batch, layout.dp)[comm.index("dp")]
+        parts = split_leaves(leaves, program.leaves, program.num_microbatches)
+        optimizer = adamw(exe.storage.parameters.values())
+        exe.step(parts)
+        optimizer.step()
+        exe.storage.drop_gradients()
+        ledger, states = Ledger(), optimizer.state.values()
+        hold_state(ledger, exe.storage, (t for state in states for t in state.values()))
+        with measured([exe], ledger):
+            exe.step(parts)
+        return comm.index("pp"), ledger.peak
+
+    return run_processes(layout.world_size, body, 60)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_predicted_memory_is_what_ranks_hold(name: str) -> None:
+    expected = peaks(compiled(name))
+    for coordinate, peak in measure(name):
+        predicted = expected[coordinate]
+        found = {c: (predicted.sizes.get(c, 0), peak.sizes.get(c, 0)) for c in CATEGORIES}
+        assert predicted.total / peak.total == pytest.approx(1, abs=0.05), found
+        for category, (one, other) in found.items():
+            assert abs(one - other) < 0.05 * peak.total, category
+
+
+def test_the_peak_names_what_is_running() -> None:
+    (whole,), (cut,) = peaks(compiled("zero 0")), peaks(compiled("zero 3"))
+    assert whole.place.startswith("0B0: ") and " of h." in whole.place
+    assert cut.sizes[GATHERED] > 0 and GATHERED not in whole.sizes
+    assert cut.total < whole.total
+    recomputed = peaks(compiled("zero 3, recomputed, bf16"))[0]
+    assert recomputed.sizes[ACTIVATIONS] < cut.sizes[ACTIVATIONS]
+
+
+def test_a_ledger_counts_what_lives_and_sees_it_go() -> None:
+    with Ledger() as ledger, ledger.counting(GRADIENTS):
+        a = torch.ones(1000)
+        b = a[:10].view(2, 5)  # a view is no storage
+        del a
+        c = torch.ones(500)
+        del b, c
+        d = torch.ones(100)
+    assert ledger.peak.total == 4 * 1500
+    assert ledger.peak.sizes == {GRADIENTS: 6000}
+    assert ledger.now == {GRADIENTS: d.nbytes}
