@@ -18,6 +18,7 @@ from autoshard.ir.buckets import COMPUTE_PHASES
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.program import Level, Program
 from autoshard.ops.collectives import all_gather_start
+from autoshard.passes._exposed_waits import exposed_waits
 from autoshard.units import show_bytes
 
 
@@ -33,7 +34,8 @@ class PrefetchGathers(Pass):
         g1 = wait(s1)                      g1 = wait(s1)
 
     Within `limit_bytes` of gathered parameters alive at once, when that is given: a start that
-    would pass it moves less far, with a remark. Costs ``depth`` more gathered buckets of memory.
+    would pass it moves less far, with a remark. Costs ``depth`` more gathered buckets of memory. A
+    note tells of every wait that still has nothing to hide behind, and why.
     """
 
     name: ClassVar[str] = "prefetch-gathers"
@@ -51,7 +53,10 @@ class PrefetchGathers(Pass):
             for phase in COMPUTE_PHASES:
                 if phase in stage.phases:
                     where = f"stage {stage.index} {phase}"
-                    _prefetch(stage.phases[phase], depth, self.limit_bytes, where, ctx)
+                    function = stage.phases[phase]
+                    late = _prefetch(function, depth, self.limit_bytes, where, ctx)
+                    for wait in exposed_waits(function, depth, late):
+                        ctx.note(wait.path or where, f"{phase} {wait}")
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,12 @@ class _Gather:
 
 def _prefetch(
     function: GraphFunction, depth: int, limit: int, where: str, ctx: PassContext
-) -> None:
-    """Move each start to just before the wait that is at most ``depth`` gathers earlier."""
-    gathers = find_gathers(function)
+) -> set[Node]:
+    """Move each start to just before the wait that is at most ``depth`` gathers earlier.
+
+    Returns those that the limit held back.
+    """
+    gathers, late = find_gathers(function), set()
     places: list[int] = []  # where each start now stands, as an index of the old order
     for index, gather in enumerate(gathers):
         chosen = _choose(gathers, places, index, depth, limit)
@@ -82,6 +90,8 @@ def _prefetch(
         if chosen > max(index - depth, -1):
             nbytes = show_bytes(gather.nbytes)
             ctx.missed(where, f"gather {index} of {nbytes} starts late: the limit is {limit} bytes")
+            late.add(gather.start)
+    return late
 
 
 def find_gathers(function: GraphFunction) -> list[_Gather]:

@@ -79,6 +79,26 @@ def test_a_limit_on_gathered_bytes_delays_starts_and_says_so() -> None:
     assert any("starts late" in remark.message for remark in ctx.remarks)
 
 
+def reasons(remarks, phase: str) -> list[str]:
+    """Return why waits of a phase are exposed, in order."""
+    said = [r.message for r in remarks if r.message.startswith(f"{phase} waits for a ")]
+    return [text.partition("meanwhile: ")[2] for text in said]
+
+
+def test_every_exposed_wait_says_what_kept_it_from_starting_earlier() -> None:
+    _, without = build(OVERLAP)
+    first, *later = reasons(without, "F")
+    assert first == "nothing is computed before it"
+    assert later == ["`prefetch = 0` starts it no earlier"] * (len(UNITS) - 1)
+    _, ahead = build(OVERLAP, prefetch=1)
+    assert reasons(ahead, "F") == ["nothing is computed before it"]
+    assert reasons(ahead, "I")[-1] == "it starts with the last gradient that is computed"
+    program, _ = build(OVERLAP[:2])
+    ctx = context(Mesh.of(dp=2), zero=zero(3, prefetch=2))
+    PrefetchGathers(limit_bytes=1).run(program, ctx)
+    assert reasons(ctx.remarks, "F")[1] == "an earlier start would pass the limit of gathered bytes"
+
+
 def test_prefetch_changes_no_bit() -> None:
     batches = {d: [leaves(token_batch()), leaves(token_batch())] for d in range(2)}
     steps = []
