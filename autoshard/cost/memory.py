@@ -75,8 +75,7 @@ def _stage_memory(program: Program, stage: Stage, optimizer: str) -> StageMemory
         gradients=sum(
             _gradient_elements(stage, program, s) * _gradient_itemsize(program, s) for s in trained
         ),
-        optimizer=owned * MOMENTS[optimizer]
-        + sum(_master_bytes(program, stage, s) for s in specs),
+        optimizer=owned * MOMENTS[optimizer] + sum(_master_bytes(program, stage, s) for s in specs),
         in_flight=in_flight(program, stage.index),
     )
 
