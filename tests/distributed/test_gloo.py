@@ -47,6 +47,7 @@ def test_four_ranks_compute_bit_for_bit_what_lock_step_does(tmp_path):
 
 
 def test_ranks_that_disagree_all_stop_with_a_message_that_names_them(tmp_path):
+    """Case C19 among others: tensor-parallel peers got different batches."""
     job = torchrun(tmp_path, 2, HERE / "engine_worker.py")
     job.require_success()
     for scenario, wanted in SAID.items():
@@ -55,6 +56,7 @@ def test_ranks_that_disagree_all_stop_with_a_message_that_names_them(tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_job_with_its_own_message(tmp_path):
+    """Case E9."""
     job = torchrun(tmp_path, 2, HERE / "crash_worker.py", timeout=120)
     assert job.returncode != 0
     assert "ValueError: the disk of rank 1 is full" in job.output

@@ -48,6 +48,7 @@ class PreNorm(nn.Module):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_sum_that_is_used_again_is_fused_once_and_gives_the_same_numbers(affine):
+    """Case F1."""
     model = PreNorm(affine=affine).double()
     x, y = torch.randn(2, 3, 8).double(), torch.randn(2, 3, 8).double()
     program = captured(model, x, y)
@@ -99,6 +100,7 @@ class TwoNorms(PreNorm):
     ],
 )
 def test_a_look_alike_is_left_alone_with_the_reason(model, shape, reason):
+    """Case F3, and its kind."""
     program = captured(model, torch.randn(shape), torch.randn(shape))
     remarks = fuse(program)
     assert count_sites(program.forward) == 0

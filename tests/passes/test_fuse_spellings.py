@@ -146,6 +146,8 @@ def test_a_weight_that_other_values_make_is_a_reason():
 
 
 def test_channels_last_norms_of_a_convnext_block_are_right():
+    """Case F3."""
+
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
