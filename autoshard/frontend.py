@@ -22,6 +22,7 @@ from autoshard.passes.fuse_add_layer_norm import FuseAddLayerNorm
 from autoshard.passes.globalize_loss import GlobalizeLoss
 from autoshard.passes.pipelines import default_pipeline
 from autoshard.passes.propagate_placements import UNPROVEN
+from autoshard.passes.shard_params import ShardParams
 from autoshard.plan import Plan
 from autoshard.proof.plain import PlainGraph, is_only_compared_fused
 
@@ -82,7 +83,7 @@ def compile_plan(
     def watch(step: Pass, current: Program) -> None:
         if step.name == GlobalizeLoss.name:
             kept.append(PlainGraph.of(current))
-        elif step.name == FuseAddLayerNorm.name and is_only_compared_fused(current):
+        elif _is_named_rewrite(step, current):
             kept[:] = [PlainGraph.of(current)]
         if observe is not None:
             observe(step, current)
@@ -99,6 +100,13 @@ def compile_plan(
     if strict:
         _require_rules(remarks)
     return Compiled(program, resolved, tuple(remarks), kept[0] if kept else None)
+
+
+def _is_named_rewrite(step: Pass, program: Program) -> bool:
+    """Tell whether a pass has just rewritten what only its own tests compare with the model."""
+    if step.name == FuseAddLayerNorm.name:
+        return is_only_compared_fused(program)
+    return step.name == ShardParams.name and any(spec.copies for spec in program.params)
 
 
 def _require_rules(remarks: Sequence[Remark]) -> None:

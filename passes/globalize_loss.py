@@ -28,10 +28,10 @@ from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import Choice, call_of, shapes_of, tensor_inputs
 from autoshard.ir.rules.table import choose
+from autoshard.ir.uniform import Uniformity
 from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.passes._batch_counts import Counts
 from autoshard.passes._batch_means import as_sum, count_from_number, scale_replicated
-from autoshard.passes._uniform import Uniformity
 
 AXIS = "dp"
 Outs = tuple[Placement, ...] | None  # None: not known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -11,7 +12,6 @@ from itertools import product
 import torch
 from torch.fx import Node
 
-from autoshard.ir.constants import Constants
 from autoshard.ir.graph_function import ACCUMULATED, FLAT, FLAT_GRAD, GraphFunction
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import Flat, ParamSpec
@@ -19,16 +19,12 @@ from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Repli
 from autoshard.ir.program import Program
 from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
 from autoshard.ir.rules.table import choose
+from autoshard.ir.uniform import Uniformity
 from autoshard.ir.user_line import place_of
 from autoshard.mesh import is_data_parallel
 from autoshard.ops import collectives
 from autoshard.ops.dropout import DropoutArgs, dropout
 
-TURNED = (
-    torch.ops.aten.transpose.int,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.t.default,
-)
 Value = Placement | None  # None: not known, something before it has no rule
 
 
@@ -58,12 +54,13 @@ class Inference:
     unknown: Counter[str] = field(default_factory=Counter)  # that read a value of no placement
     flat: dict[Node, str] = field(default_factory=dict)  # flat buckets, by node
     origins: dict[Node, Node] = field(default_factory=dict)  # saved input -> its node in F
-    readings: dict[Node, tuple[Placement, ...]] = field(default_factory=dict)  # of unsure views
-    constants: Constants = field(init=False)
+    readings: dict[Node, tuple[Placement, ...]] = field(default_factory=dict)  # of unsure values
+    came_from: dict[Node, dict[Placement, Placement]] = field(default_factory=dict)  # by reading
+    uniformity: Uniformity = field(init=False)
 
     def __post_init__(self) -> None:
         split = (leaf.shape[0] for leaf in self.program.leaves if leaf.is_split)
-        self.constants = Constants(next(split, 1))
+        self.uniformity = Uniformity(next(split, 1))
 
     def walk(self, function: GraphFunction) -> None:
         """Infer every call in order; the placements of the placeholders are in ``env``."""
@@ -109,12 +106,15 @@ class Inference:
             self._check_mask(node, ins[0])
         fits = all(map(self._lies_as, tensor_inputs(node), ins, choice.wants))
         if not fits or any(isinstance(out, Partial) for out in choice.outs):
-            reread = self._reread(node)
+            reread = self._reread(node, self._own_readings)
+            if not fits and reread is None:
+                reread = self._reread(node, self._equal_readings)
             if not fits and reread is None:
                 self._report(node, ins, choice.wants)
             choice = reread or choice
-        if node.target in TURNED and node.args[0] in self.readings:
-            self.readings[node] = self._turned(node)
+        inputs = tensor_inputs(node)
+        if count == 1 == len(inputs) and inputs[0] in self.readings:
+            self._carry_readings(node, choice)
         return choice.outs[0] if count == 1 else choice.outs
 
     def _check_mask(self, node: Node, held: Placement) -> None:
@@ -128,17 +128,20 @@ class Inference:
         if told != ([held.dim] if isinstance(held, Shard) else []):
             self._wrong(node, f"reads {held} and draws its mask as if it were split along {told}")
 
-    def _reread(self, node: Node) -> Choice | None:
-        """Return the simplest choice under the readings of the views that a call reads.
+    def _reread(
+        self, node: Node, readings_of: Callable[[Node, Node], tuple[Placement, ...]]
+    ) -> Choice | None:
+        """Return the simplest choice under the readings of what a call reads.
 
         With one head a rank, ``[2, 1, 6, 8] -> [2, 6, 8]`` merges heads with batch or with tokens.
         Both are true of what the rank holds; the call tells which one its other operands agree to.
         """
         inputs = tensor_inputs(node)
-        unsure = [n for n in dict.fromkeys(inputs) if n in self.readings]
+        read_ways = {n: readings_of(n, node) for n in dict.fromkeys(inputs)}
+        unsure = [n for n, ways in read_ways.items() if ways != (self.env[n],)]
         before = [self.env[n] for n in unsure]
         fitting: list[tuple[Choice, tuple[Placement, ...]]] = []
-        for read in product(*(self.readings[n] for n in unsure)) if unsure else ():
+        for read in product(*(read_ways[n] for n in unsure)) if unsure else ():
             self.env.update(zip(unsure, read, strict=True))
             ins = tuple(self.env[n] for n in inputs)
             choice = self._consistent_choice(node, ins)
@@ -149,26 +152,54 @@ class Inference:
             return None
         best, agreed = min(fitting, key=lambda found: _sums_first(found[0]))
         for source, placement in zip(unsure, agreed, strict=True):
-            self._settle_reading(source, placement)
+            if placement in self.readings.get(source, ()):
+                self._settle_reading(source, placement)
         return best
 
-    def _settle_reading(self, node: Node, placement: Placement) -> None:
-        """Let a view, and what it turns, lie as a call that reads it has told."""
-        self.env[node] = placement
-        source = node.args[0] if node.target in TURNED else None
-        if source in self.readings:
-            place = self.readings[node].index(placement)
-            self._settle_reading(source, self.readings[source][place])
+    def all_readings(self, value: Node) -> tuple[Placement, ...]:
+        """Return every placement that is true of what ranks hold; most often there is one."""
+        return self.readings.get(value, (self.env[value],))
 
-    def _turned(self, node: Node) -> tuple[Placement, ...]:
-        """Return the readings of a value that is turned, one for each of what it turns."""
-        source = node.args[0]
-        before, found = self.env[source], []
+    def _own_readings(self, value: Node, reader: Node) -> tuple[Placement, ...]:
+        return self.all_readings(value)
+
+    def _equal_readings(self, value: Node, reader: Node) -> tuple[Placement, ...]:
+        """Return all placements over dp that say the same of what a rank holds, its own first.
+
+        What is equal for all samples lies along them as well; and one sample's gradient is the sum
+        over the samples of one, where backward sums what forward has broadcast.
+        """
+        own = self.all_readings(value)
+        held, shape = self.env[value], shapes_of(value)[0]
+        if not self.axis.is_data:
+            return own
+        if isinstance(held, Replicate):
+            made = self.origins.get(value, value)
+            along = (Shard(dim) for dim in range(len(shape)))
+            return *own, *(shard for shard in along if self.uniformity.is_uniform(made, shard))
+        is_one = isinstance(held, Shard) and shape[held.dim] == 1
+        return (*own, PARTIAL) if is_one and info(reader).phase == "B" else own
+
+    def _settle_reading(self, node: Node, placement: Placement) -> None:
+        """Let a value, and what it was made of, lie as a call that reads it has told."""
+        self.env[node] = placement
+        if placement in self.came_from.get(node, ()):
+            self._settle_reading(node.all_input_nodes[0], self.came_from[node][placement])
+
+    def _carry_readings(self, node: Node, choice: Choice) -> None:
+        """Read what is computed of one unsure value in all ways in which that reads."""
+        (source,) = tensor_inputs(node)
+        held = self.env[source]
+        found = dict.fromkeys(self.readings.pop(node, choice.outs), held)
         for read in self.readings[source]:
             self.env[source] = read
-            found.append(self._consistent_choice(node, (read,)).outs[0])
-        self.env[source] = before
-        return tuple(found)
+            made = self._consistent_choice(node, (read,))
+            if made.proven and made.wants == (read,):
+                for out in self.readings.pop(node, made.outs):
+                    found.setdefault(out, read)
+        self.env[source] = held
+        if len(found) > 1:
+            self.readings[node], self.came_from[node] = tuple(found), found
 
     def _lies_as(self, node: Node, have: Placement, want: Placement) -> bool:
         """Tell whether an operand may be read as ``want``; over dp constants lie either way."""
@@ -176,7 +207,7 @@ class Inference:
             return True
         split = isinstance(want, Shard) and isinstance(have, Replicate)
         made = self.origins.get(node, node)
-        return split and self.axis.is_data and self.constants.is_uniform(made, want)
+        return split and self.axis.is_data and self.uniformity.is_uniform(made, want)
 
     def _consistent_choice(self, node: Node, ins: tuple[Placement, ...]) -> Choice:
         """Return the rule's choice for global output shapes that agree with what it chose.

@@ -1,4 +1,4 @@
-"""Readings of norms, embeddings, cross entropy and dropout: the named rewrites of the compiler.
+"""Readings of norms, embeddings and dropout: the named rewrites of the compiler.
 
 Each says which plain operators a fused operator, or one over a split vocabulary, stands for. That
 they compute the same numbers is tested operator by operator; here it is assumed.
@@ -7,13 +7,12 @@ they compute the same numbers is tested operator by operator; here it is assumed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 
 import torch
 from torch.fx import Node
 
 from autoshard.ir.node_info import val
-from autoshard.ir.rules.call import Shape, bound_arguments
+from autoshard.ir.rules.call import bound_arguments
 from autoshard.ops import add_layer_norm as _add_layer_norm  # noqa: F401  (registers the op)
 from autoshard.ops import vocab
 from autoshard.ops.bias_dropout_add_layer_norm import backward as dropout_add_norm_backward
@@ -22,7 +21,6 @@ from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.proof.reader import Reader, Reading, Value, reduction
 
 aten = torch.ops.aten
-NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
 
 
 def _layer_norm(reader: Reader, node: Node) -> Value:
@@ -116,96 +114,6 @@ def _embedding_backward(reader: Reader, node: Node) -> Value:
     return reader.terms.make("embedding_backward", children, given["padding_idx"], by_frequency)
 
 
-def _log_softmax(reader: Reader, node: Node) -> Value:
-    x, dim = node.args[:2]
-    return reader.terms.make("log_softmax", (reader.env[x],), dim % val(x).dim(), reader.shape(x))
-
-
-def cross_entropy(reader: Reader, logits: int, target: int, ignored: int, classes: int) -> int:
-    """Return the loss of each token; ``classes`` are the real columns of the logits."""
-    return reader.terms.make("cross_entropy", (logits, target), ignored, classes)
-
-
-def _nll(reader: Reader, node: Node) -> Value:
-    """``nll_loss_forward(log_softmax(x, 1), t)`` is a cross entropy and its reduction."""
-    x, target, weight, reduce, ignored = node.args
-    logits = _logits(reader, x)
-    if logits is None or weight is not None:
-        return None
-    (inner, classes), t = logits, reader.env[target]
-    loss = cross_entropy(reader, inner, t, ignored, classes)
-    if reduce == NONE:
-        return loss, reader.terms.make("unused", (loss,))
-    shape = reader.shape(target)
-    total = reduction(reader.terms, "sum", loss, shape, range(len(shape)))
-    count = _valid(reader, t, ignored, shape)
-    if reduce == MEAN:
-        total = _quotient(reader, total, count)
-    return total, reader.terms.make("unused", (total,))
-
-
-def _nll_backward(reader: Reader, node: Node) -> Value:
-    """Keep what ``_log_softmax_backward_data`` needs to become the gradient of a cross entropy."""
-    grad, x, target, weight, reduce, ignored, _ = node.args
-    logits = _logits(reader, x)
-    if logits is None or weight is not None:
-        return None
-    shape, g, t = reader.shape(target), reader.env[grad], reader.env[target]
-    if reduce == MEAN:
-        g = _quotient(reader, g, _valid(reader, t, ignored, shape))
-    if reduce != NONE and prod(shape) != 1:
-        g = reader.terms.make("expand", (g,), shape)
-    return reader.terms.make("nll_backward", (g, logits[0], t), ignored, logits[1])
-
-
-def _log_softmax_backward(reader: Reader, node: Node) -> Value:
-    inner = reader.terms.made[reader.env[node.args[0]]]
-    if inner.op != "nll_backward":
-        return None
-    return reader.terms.make("cross_entropy_backward", inner.children, *inner.attrs)
-
-
-def _logits(reader: Reader, x: Node) -> tuple[int, int] | None:
-    """Return the logits' term and number of classes behind a log-softmax over dim 1."""
-    term = reader.terms.made[reader.env[x]]
-    if term.op != "log_softmax" or term.attrs[0] != 1 or term.attrs[1] is None:
-        return None
-    return term.children[0], term.attrs[1][1]
-
-
-def _valid(reader: Reader, target: int, ignored: int, shape: Shape) -> int:
-    attrs = ("self", "%"), ("other", ignored)
-    valid = reader.terms.make("aten.ne.Scalar", (target,), *attrs)
-    return reduction(reader.terms, "sum", valid, shape, range(len(shape)))
-
-
-def _quotient(reader: Reader, a: int, b: int) -> int:
-    attrs = ("self", "%"), ("other", "%")
-    return reader.terms.make("aten.div.Tensor", (a, b), *attrs)
-
-
-def _vocab_cross_entropy(reader: Reader, node: Node) -> Value:
-    logits, target, _, _, classes, *rest = node.args
-    if len(rest) > 1 and rest[1]:
-        return None  # label smoothing decomposes in another way
-    reader.used.add("cross entropy over a split vocabulary")
-    ignored = rest[0] if rest else -100
-    inner = reader.env[logits], reader.env[target]
-    loss = cross_entropy(reader, *inner, ignored, classes)
-    return loss, reader.terms.make("log_sum_exp", inner[:1], classes)
-
-
-def _vocab_cross_entropy_backward(reader: Reader, node: Node) -> Value:
-    grad, logits, target, lse, _, _, classes, *rest = node.args
-    if len(rest) > 1 and rest[1]:
-        return None
-    children = tuple(reader.env[n] for n in (grad, logits, target))
-    if reader.env[lse] != reader.terms.make("log_sum_exp", children[1:2], classes):
-        children = (*children, reader.env[lse])  # not the one of these logits
-    ignored = rest[0] if rest else -100
-    return reader.terms.make("cross_entropy_backward", children, ignored, classes)
-
-
 def _dropout(reader: Reader, node: Node) -> Value:
     """The mask follows the global element, so only how the rank's part lies is erased."""
     x, *place = node.args
@@ -224,11 +132,5 @@ TABLE: dict[object, Reading] = {
     vocab.vocab_embedding: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     vocab.vocab_embedding_backward: _embedding_backward,
-    aten._log_softmax.default: _log_softmax,
-    aten._log_softmax_backward_data.default: _log_softmax_backward,
-    aten.nll_loss_forward.default: _nll,
-    aten.nll_loss_backward.default: _nll_backward,
-    vocab.vocab_cross_entropy: _vocab_cross_entropy,
-    vocab.vocab_cross_entropy_backward: _vocab_cross_entropy_backward,
     dropout: _dropout,
 }

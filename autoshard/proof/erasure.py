@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch.fx import Node
 
 from autoshard.ir.graph_function import (
@@ -41,6 +42,7 @@ from autoshard.proof.types import Placed
 TIED = "tied"
 PACK = "pack"
 ZEROS = "zeros"
+WHOLE_LOSSES = (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
 
 
 @dataclass
@@ -61,7 +63,7 @@ def check_erasure(
     ``placed`` are the placements along tp that ``check_types`` found. A plain side that was read
     before may be given in place of its graph.
     """
-    side = plain if isinstance(plain, PlainSide) else PlainSide.read(plain, program.params)
+    side = plain if isinstance(plain, PlainSide) else PlainSide.read(plain, program)
     right = _Joined(program, placed, side.reader.terms)
     right.read()
     return _Comparison(program, side, right).findings()
@@ -86,6 +88,7 @@ class _Joined:
         self.final: dict[tuple[int, str], int] = {}  # rank along pp, bucket -> gradient after R
         self.problems: list[str] = []
         self.unknown: set[Node] = set()  # whose placement is not known
+        self.real = _padded(program)  # padded extent -> the model's own
 
     def read(self) -> None:
         """Read F of all stages, then I and W from the last stage to the first, then R and U."""
@@ -235,12 +238,21 @@ class _Joined:
             return shape
         whole = list(shape)
         whole[placement.dim] *= self.program.mesh.size("tp")
+        whole[placement.dim] = self.real.get(whole[placement.dim], whole[placement.dim])
         return tuple(whole)
 
     def _factor(self, node: Node, dim: int) -> int:
         held = self.placed.get(node)
         is_split = isinstance(held, Shard) and held.dim == dim
         return self.program.mesh.size("tp") if is_split else 1
+
+
+def _padded(program: Program) -> dict[int, int]:
+    """Return the extents that only padding has, with those that they stand for."""
+    own = {extent for spec in program.params for extent in spec.shape}
+    padded = (spec for spec in program.params if spec.padded)
+    pairs = (pair for spec in padded for pair in zip(spec.padded, spec.shape, strict=True))
+    return {wide: real for wide, real in pairs if wide not in own}
 
 
 class _Comparison:
@@ -310,10 +322,16 @@ class _Comparison:
         ops = sorted({*self.right.reader.unread, *self.left.unread})
         if ops:
             return f"nothing here reads {', '.join(ops)}"
+        if self.side.by_token and self._keeps_a_whole_loss():
+            return "one loss runs over a split vocabulary and another one does not"
         if self.right.unknown:
             node = next(iter(self.right.unknown))
             return f"the placement of %{node} ({node.target}) is not known"
         return ""
+
+    def _keeps_a_whole_loss(self) -> bool:
+        nodes = (node for _, f in self.program.functions() for node in f.graph.nodes)
+        return any(node.target in WHOLE_LOSSES for node in nodes)
 
     def _side(self, number: int | None, makers: Mapping[int, Maker]) -> str:
         if number is None:

@@ -8,7 +8,7 @@ that the placements give: which local block is which global block is what the ty
 
 from __future__ import annotations
 
-from autoshard.proof import composites, pieces, readings, rms_norm
+from autoshard.proof import composites, pieces, readings, rms_norm, vocab_losses
 from autoshard.proof.reader import Reading
 
 READINGS: dict[object, Reading] = {
@@ -16,4 +16,5 @@ READINGS: dict[object, Reading] = {
     **pieces.TABLE,
     **composites.TABLE,
     **rms_norm.TABLE,
+    **vocab_losses.TABLE,
 }

@@ -8,7 +8,7 @@ Nothing of the plan is known here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,11 +17,14 @@ from torch.fx.node import map_aggregate
 
 from autoshard.ir.extract import extract
 from autoshard.ir.graph_function import COUNT, LOSS, PARAM, GraphFunction, Port
+from autoshard.ir.loss_by_token import loss_by_token
 from autoshard.ir.lower import Differentiation, lower
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import ParamTable
 from autoshard.ir.program import Program
-from autoshard.ir.rules.call import shapes_of
+from autoshard.ir.rewrite import Rewriter
+from autoshard.ir.rules.call import bound_arguments, shapes_of
+from autoshard.ops.vocab import vocab_cross_entropy
 from autoshard.proof.normal_form import READINGS
 from autoshard.proof.reader import Reader
 from autoshard.proof.terms import Terms
@@ -59,13 +62,19 @@ class PlainSide:
     reader: Reader
     wanted: PlainTerms
     counts: Mapping[str, int]
+    by_token: bool = False  # losses were read token by token, as over a split vocabulary
 
     @classmethod
-    def read(cls, plain: PlainGraph, params: ParamTable) -> PlainSide:
-        """Read loss, gradients and counts of a plain graph."""
+    def read(cls, plain: PlainGraph, program: Program) -> PlainSide:
+        """Read loss, gradients and counts of the plain graph that ``program`` was made from."""
         reader = Reader(Terms(), shapes_of, READINGS)
-        wanted = plain_terms(plain.forward, params, reader)
-        return cls(reader, wanted, counts(plain.prelude, reader))
+        forward = plain.forward
+        by_token = _has_split_loss(program) and _has_uncommon_loss(forward)
+        if by_token:
+            forward = forward.clone()
+            _read_by_token(forward)
+        wanted = plain_terms(forward, program.params, reader)
+        return cls(reader, wanted, counts(plain.prelude, reader), by_token)
 
 
 @dataclass
@@ -89,6 +98,36 @@ def is_only_compared_fused(program: Program) -> bool:
         return False
     op = torch.ops.autoshard.add_rms_norm.default
     return any(node.target is op for node in program.forward.graph.nodes)
+
+
+def _has_split_loss(program: Program) -> bool:
+    graphs = (stage.phases["F"].graph for stage in program.stages if "F" in stage.phases)
+    return any(graph.find_nodes(op="call_function", target=vocab_cross_entropy) for graph in graphs)
+
+
+def _has_uncommon_loss(function: GraphFunction) -> bool:
+    """Tell whether a cross entropy has class weights, smoothing or classes in the middle."""
+    return any(map(_is_uncommon, _losses(function)))
+
+
+def _losses(function: GraphFunction) -> Sequence[Node]:
+    op = torch.ops.aten.cross_entropy_loss.default
+    return function.graph.find_nodes(op="call_function", target=op)
+
+
+def _is_uncommon(loss: Node) -> bool:
+    given = bound_arguments(loss)
+    is_map = val(given["self"]).dim() > 2
+    return given["weight"] is not None or bool(given["label_smoothing"]) or is_map
+
+
+def _read_by_token(function: GraphFunction) -> None:
+    """Let such losses be spelled as over a split vocabulary, which is whole here."""
+    rewriter = Rewriter(function, "erasure")
+    for loss in filter(_is_uncommon, _losses(function)):
+        with rewriter.before(loss):
+            made = loss_by_token(rewriter, loss, "tp", 1)
+        rewriter.replace(loss, made[-1])
 
 
 def plain_terms(function: GraphFunction, params: ParamTable, reader: Reader) -> PlainTerms:

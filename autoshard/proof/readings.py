@@ -78,13 +78,15 @@ def _permute(reader: Reader, node: Node) -> Value:
     elif rank > 1:
         a, b = (0, 1) if node.target is aten.t.default else (d % rank for d in node.args[1:3])
         order[a], order[b] = order[b], order[a]
-    if order == list(range(rank)):
-        return _first(reader, node)
     return _permuted(reader, _first(reader, node), tuple(order), reader.shape(node.args[0]))
 
 
 def _permuted(reader: Reader, x: int, order: tuple[int, ...], shape: Shape | None) -> int:
     """Return a permutation of a value read in ``shape``; one that undoes another vanishes."""
+    if shape is not None:
+        order, shape = _without_ones(order, shape)
+    if order == tuple(range(len(order))):
+        return x
     inner = reader.terms.made[x]
     # A padded matrix turned is the matrix turned, padded.
     shown = None if order == (1, 0) else shape
@@ -97,6 +99,13 @@ def _permuted(reader: Reader, x: int, order: tuple[int, ...], shape: Shape | Non
                 return inner.children[0]
             return reader.terms.make("permute", inner.children, both, read)
     return reader.terms.make("permute", (x,), order, shown)
+
+
+def _without_ones(order: tuple[int, ...], shape: Shape) -> tuple[tuple[int, ...], Shape]:
+    """Leave out the dims of extent 1: where they stand says nothing."""
+    kept = [dim for dim, extent in enumerate(shape) if extent != 1]
+    order = tuple(kept.index(dim) for dim in order if dim in kept)
+    return order, tuple(shape[dim] for dim in kept)
 
 
 def _expand(reader: Reader, node: Node) -> Value:
@@ -187,6 +196,8 @@ TABLE: dict[object, Reading] = {
     **dict.fromkeys(
         (
             collectives.copy_to,
+            collectives.copy_within,
+            collectives.all_reduce_within,
             collectives.all_reduce,
             collectives.all_gather,
             collectives.reduce_scatter,

@@ -108,7 +108,7 @@ class Subject:
             self.model, plan, self.batch, self.loss, captured=_captured(cell), check=False
         )
         self.program = compiled.program
-        self.plain = PlainSide.read(compiled.plain, self.program.params)
+        self.plain = PlainSide.read(compiled.plain, self.program)
 
     @cache  # noqa: B019 - a subject lives as long as the script
     def reference(self) -> Sequence:

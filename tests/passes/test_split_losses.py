@@ -9,8 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autoshard.frontend import compile_plan
 from autoshard.ops import vocab
 from autoshard.passes.canonicalize import Canonicalize
+from autoshard.proof.static import static_rows
+from autoshard.proof.verdict import Status
+from tests.bank.equal import read
 from tests.passes.tensor_parallel import TENSOR_PASSES, assert_equal, compiled, count_collectives
 
 WIDTH = 8
@@ -126,6 +130,32 @@ def test_a_loss_runs_on_split_logits(name: str) -> None:
 @pytest.mark.parametrize("name", ["class weights", "z-loss", "focal", "label smoothing"])
 def test_four_ranks_agree(name: str) -> None:
     assert_equal(*built(97), rules("(pad=4)"), 4, SPLIT[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "label smoothing",
+        "classes in the middle",
+        "class weights",
+        "log-softmax and gather",
+        "focal",
+        "z-loss kept",
+        "capped logits",
+        "shifted labels",
+    ],
+)
+def test_a_split_loss_is_proved(name: str) -> None:
+    """Three samples of three labels: extents that two ranks do not divide."""
+    text = """
+    mesh { dp = 2, tp = 2 }
+    batch { micro_batch_size = 3, num_microbatches = 2 }
+    tensor { wte: vocab(pad=4), head: vocab(pad=4) }
+    """
+    model, batch = built(97)
+    compiled = compile_plan(model, read(text), batch, SPLIT[name])
+    for row in static_rows(compiled.program, compiled.plain):
+        assert row.status is Status.PROVED, str(row)
 
 
 @pytest.mark.parametrize("name", GATHERED)
