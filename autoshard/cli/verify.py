@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from autoshard.cli.common import add_common, add_model, build_model
@@ -32,9 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; 3 when the program is wrong, our mistake; 1 with --strict on unproven."""
     if args.schedule:
-        return _run_schedule(args.schedule)
+        return _run_schedule(args.schedule, args.json)
     if not args.plan or not args.model:
-        print("autoshard verify: give a PLAN and --model, or --schedule CSV")
+        print("autoshard verify: give a PLAN and --model, or --schedule CSV", file=sys.stderr)
         return 2
     from autoshard.verify import verify
 
@@ -50,15 +51,16 @@ def run(args: argparse.Namespace) -> int:
     )
     print(json.dumps(verdict.to_json(), indent=2) if args.json else verdict)
     if not verdict.is_good:
-        print("this is a mistake of ours: please report it with the plan and the rows above")
+        text = "this is a mistake of ours: please report it with the plan and the rows above"
+        print(text, file=sys.stderr)
         return 3
     return 1 if args.strict and not verdict.is_complete else 0
 
 
-def _run_schedule(path: str) -> int:
+def _run_schedule(path: str, as_json: bool) -> int:
     """Check a schedule made elsewhere: complete, in order, and free of deadlock."""
     if not Path(path).is_file():
         raise ScheduleError(f"there is no file '{path}'")
     check = check_schedule(Schedule.from_csv(Path(path).read_text(), Path(path).stem))
-    print(check)
+    print(json.dumps(check.to_json(), indent=2) if as_json else check)
     return 0 if check.is_good else 1

@@ -28,6 +28,16 @@ class ScheduleCheck:
         """Tell whether the rules hold and a run exists however its transfers are posted."""
         return not self.problems and all(verdict.ok for _, verdict in self.verdicts)
 
+    def to_json(self) -> dict[str, object]:
+        """Return the findings as plain data."""
+        orders = [
+            {"posted": posted, "semantics": verdict.semantics, "free": verdict.ok}
+            for posted, verdict in self.verdicts
+        ]
+        sizes = {"ranks": self.schedule.num_ranks, "stages": self.schedule.num_stages}
+        found = {"problems": list(self.problems), "deadlock": orders}
+        return {"good": self.is_good, "schedule": self.schedule.name, **sizes, **found}
+
     def __str__(self) -> str:
         """Return the findings, one a line."""
         schedule = self.schedule
