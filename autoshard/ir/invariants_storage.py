@@ -12,6 +12,7 @@ from autoshard.diagnostics import VerifyError
 from autoshard.ir.aliases import lifetime_end
 from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, has_replicas, uncast
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
+from autoshard.ir.node_info import origin
 from autoshard.ir.params import Flat
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ops import collectives as ops
@@ -33,13 +34,18 @@ def _check_reads(function: GraphFunction, where: str) -> None:
     for name, flat in function.named(FLAT).items():
         for user in _readers(flat):
             if user.target not in _GATHERS:
-                raise VerifyError(f"{where}: %{user.name} reads the shard of `{name}` ungathered")
+                raise VerifyError(
+                    f"{where}: %{user.name} reads the shard of `{name}` ungathered: {origin(user)}"
+                )
             if user.target is ops.all_gather_start:
                 _check_started(user, f"{where}: `{name}`")
     for name, node in function.named_results(FLAT_GRAD).items():
         made = node.args[0] if node.target is ops.wait else node
         if made.target not in (ops.reduce_scatter, ops.reduce_scatter_start):
-            raise VerifyError(f"{where}: the gradient of `{name}` leaves without a reduce_scatter")
+            raise VerifyError(
+                f"{where}: the gradient of `{name}` leaves without a reduce_scatter:"
+                f" it is %{made.name} of {origin(made)}"
+            )
         if made.target is ops.reduce_scatter_start:
             _check_started(made, f"{where}: the gradient of `{name}`")
 
@@ -55,7 +61,10 @@ def _readers(flat: Node) -> list[Node]:
 def _check_started(start: Node, what: str) -> None:
     waits = [user for user in start.users if user.target is ops.wait]
     if len(waits) != 1 or len(start.users) != 1:
-        raise VerifyError(f"{what} is started once but waited for {len(waits)} times")
+        readers = ", ".join(f"%{user.name} in {origin(user)}" for user in start.users)
+        raise VerifyError(
+            f"{what} is started once but waited for {len(waits)} times; it is read by {readers}"
+        )
 
 
 def _check_sources(program: Program, stage: Stage) -> None:
@@ -148,7 +157,8 @@ def _check_releases(function: GraphFunction, where: str) -> None:
         last = lifetime_end(whole, order)
         if last.op != "output" and last.target is not ops.release:
             raise VerifyError(
-                f"{where}: `{name}` is read by %{last.name}, its release is not after it"
+                f"{where}: `{name}` is read by %{last.name} in {origin(last)},"
+                " its release is not after it"
             )
         releases = sum(user.target is ops.release for user in whole.users)
         if releases != (last.op != "output"):

@@ -40,6 +40,18 @@ def info(node: Node) -> NodeInfo:
     return node.meta.get(KEY) or NodeInfo()
 
 
+def origin(node: Node, path: str | None = None) -> str:
+    """Return where a node comes from: module, user line, plan line, the last pass that changed it.
+
+    ``path`` is another module that the node stands for.
+    """
+    record = info(node)
+    places = [record.source or "no source"]
+    places += [f"plan line {record.span.line}"] if record.span else []
+    places += [f"last changed by {record.passes[-1]}"] if record.passes else []
+    return f"{(record.path if path is None else path) or 'model'} ({', '.join(places)})"
+
+
 def set_info(node: Node, record: NodeInfo) -> None:
     """Write the node's record. For capture, lowering and the Rewriter."""
     node.meta[KEY] = record

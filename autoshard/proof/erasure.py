@@ -27,7 +27,7 @@ from autoshard.ir.graph_function import (
     TANGENT,
     Port,
 )
-from autoshard.ir.node_info import info
+from autoshard.ir.node_info import origin
 from autoshard.ir.params import Flat, Whole
 from autoshard.ir.placement import Shard
 from autoshard.ir.program import Bucket, Program, Stage
@@ -340,10 +340,5 @@ class _Comparison:
         text = self.terms.text(number)
         if made is None:
             return text
-        record = info(made.node)
-        line = f", plan line {record.span.line}" if record.span else ""
-        passes = f", last changed by {record.passes[-1]}" if record.passes else ""
-        where = (
-            f"{made.place}, {made.path or 'model'} ({record.source or 'no source'}{line}{passes})"
-        )
+        where = f"{made.place}, {origin(made.node, made.path)}"
         return f"{text}\n            in {where}"

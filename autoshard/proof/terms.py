@@ -68,15 +68,24 @@ class Terms:
                 return a, b
             a, b = pairs[0]
 
-    @staticmethod
-    def _unequal(x: Term, y: Term) -> list[tuple[int, int]]:
+    def _unequal(self, x: Term, y: Term) -> list[tuple[int, int]]:
         if x.op == SUM == y.op:
             left, right = list(x.children), list(y.children)
             for child in x.children:
                 if child in right:
                     left.remove(child)
                     right.remove(child)
-            return list(zip(left, right, strict=False)) if len(left) == len(right) else []
+            return self._alike(left, right)
         if len(x.children) != len(y.children):
             return []
         return [(i, j) for i, j in zip(x.children, y.children, strict=True) if i != j]
+
+    def _alike(self, left: list[int], right: list[int]) -> list[tuple[int, int]]:
+        """Pair what only one side of a sum has with what only the other has: one term, or alike.
+
+        Nothing where that does not come out even: then the sum itself is the difference.
+        """
+        left, right = (sorted(side, key=lambda n: self.made[n].op) for side in (left, right))
+        ops = [[self.made[number].op for number in side] for side in (left, right)]
+        comes_out = len(left) == len(right) == 1 or ops[0] == ops[1]
+        return list(zip(left, right, strict=True)) if comes_out else []
