@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from autoshard.ir.graph_function import ACCUMULATED, FLAT, FLAT_GRAD, GraphFunction
-from autoshard.ir.node_info import info, val
+from autoshard.ir.node_info import info, origin, val
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Program
@@ -299,15 +299,18 @@ class Inference:
 
     def _param_at(self, node: Node) -> ParamSpec | None:
         """Return the parameter that is stored where a view of a gathered bucket lies."""
-        source, offset, shape = node.args[0], node.args[1], tuple(node.args[2])
-        while source.op == "call_function" and source.all_input_nodes:
-            source = source.all_input_nodes[0]
-        place = self.flat.get(source), offset
+        place, shape = (self.bucket_of(node.args[0]), node.args[1]), tuple(node.args[2])
         for spec in self.program.params:
             held = spec.storage
             if isinstance(held, Flat) and (held.bucket, held.offset) == place:
                 return spec if spec.local_shape(self.program.mesh) == shape else None
         return None
+
+    def bucket_of(self, node: Node) -> str | None:
+        """Return the flat bucket that a value was gathered from, None for any other value."""
+        while node.target in collectives.ON_BUCKETS or _is_float_cast(node):
+            node = node.all_input_nodes[0]
+        return self.flat.get(node)
 
     def _shapes(self, node: Node) -> tuple[Shape, ...]:
         """Return the global shapes of an input's tensors."""
@@ -326,21 +329,19 @@ class Inference:
         """Report an operator that computes something else on parts than on the whole."""
         held = ", ".join(str(placement) for placement in ins)
         self.wrong.append(
-            f"{node.target} in {_place(node)}: can't run on operands that are {held};"
+            f"{node.target} in {origin(node)}: can't run on operands that are {held};"
             f" {form.replace('_', ' ')} could"
         )
 
     def _report(self, node: Node, ins: tuple[Value, ...], wants: tuple[Value, ...]) -> None:
-        names = [str(n) for n in tensor_inputs(node)]
-        bad = [
-            f"operand {i} (%{name}) is {have}, must be {want}"
-            for i, (name, have, want) in enumerate(zip(names, ins, wants, strict=True))
-            if have != want
-        ]
-        self._wrong(node, "; ".join(bad))
+        given = zip(tensor_inputs(node), ins, wants, strict=True)
+        bad = [(i, source, *pair) for i, (source, *pair) in enumerate(given) if pair[0] != pair[1]]
+        told = [f"operand {i} (%{n}) is {have}, must be {want}" for i, n, have, want in bad]
+        made = [f"%{n} is made in {origin(n)}" for _, n, *_ in bad if n.op == "call_function"]
+        self._wrong(node, "\n    ".join(["; ".join(told), *made]))
 
     def _wrong(self, node: Node, what: str) -> None:
-        self.wrong.append(f"{node.target} in {_place(node)}: {what}")
+        self.wrong.append(f"{node.target} in {origin(node)}: {what}")
 
 
 def _is_float_cast(node: Node) -> bool:
@@ -350,12 +351,6 @@ def _is_float_cast(node: Node) -> bool:
 def is_zero(node: Node) -> bool:
     """Tell whether a node makes zeros: the gradient of a parameter that has none."""
     return node.target in (torch.ops.aten.new_zeros.default, torch.ops.aten.zeros.default)
-
-
-def _place(node: Node) -> str:
-    record = info(node)
-    line = f", plan line {record.span.line}" if record.span else ""
-    return f"{record.path or 'model'} ({record.source or 'no source'}){line}"
 
 
 def _sums_first(choice: Choice) -> tuple[int, int]:

@@ -99,6 +99,7 @@ def _check_stage(
     """Check one stage's phases in order and return the placements of what it sends on."""
     saved: dict[str, Value] = {}
     makers: dict[str, Node] = {}  # of saved values
+    buckets: dict[str, str | None] = {}  # saved values that are a gathered bucket
     readings: dict[str, tuple[Placement, ...]] = {}  # of saved views that read in several ways
     sent: dict[str, Value] = {}
     for phase in COMPUTE_PHASES:
@@ -110,6 +111,7 @@ def _check_stage(
             run.env[node] = source_placement(program, axis, port, received, sent, saved)
             if port.kind == SAVED and port.name in makers:
                 run.origins[node] = makers[port.name]
+                run.flat |= {node: buckets[port.name]} if buckets[port.name] else {}
                 run.readings |= {node: readings[port.name]} if port.name in readings else {}
         run.walk(function)
         where = f"stage {stage.index}, {phase}, {axis.name}"
@@ -118,6 +120,7 @@ def _check_stage(
         saved |= _named(function, SAVED, run)
         made = {n: node for n, node in function.named_results(SAVED).items() if node}
         makers |= made
+        buckets |= {n: run.bucket_of(node) for n, node in made.items()}
         readings |= {n: run.readings[node] for n, node in made.items() if node in run.readings}
         sent |= _named(function, BOUNDARY, run)
         ends = _check_ends(program, function, axis, run, received)

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -34,6 +34,7 @@ from autoshard.proof.verdict import Status
 from autoshard.source import Source
 from autoshard.testing.equivalence import compare_compiled, reference_run
 from autoshard.testing.random_plans import Drawn, damaged, draw
+from autoshard.testing.shrink import shrink
 
 SLOW_S = 10.0  # a text that takes longer counts as a hang
 
@@ -91,15 +92,26 @@ def _formats(source: Source) -> None:
 
 
 def check_plan(drawn: Drawn, findings: Findings, *, numbers: bool) -> None:
-    """Compile one drawn plan, prove it and, with ``numbers``, run it; count how it ended."""
+    """Compile one drawn plan, prove it and, with ``numbers``, run it; count how it ended.
+
+    One that must not end so is made smaller before it is told.
+    """
+    outcome, bad = _ended(drawn, numbers)
+    if bad:
+        drawn = shrink(drawn, lambda other: _ended(other, numbers)[0] == outcome)
+        _, bad = _ended(drawn, numbers)
+    findings.add(outcome, bad=bad and f"{drawn}\n{drawn.plan}{bad}")
+
+
+def _ended(drawn: Drawn, numbers: bool) -> tuple[str, str]:
+    """Return how a plan ended, and why it must not."""
     try:
-        outcome, bad = _judge(drawn, numbers)
+        return _judge(drawn, numbers)
     except AutoshardError as error:
         is_ours = isinstance(error, InternalError)
-        outcome, bad = ("internal error" if is_ours else "refused"), str(error) if is_ours else ""
+        return ("internal error", str(error)) if is_ours else ("refused", "")
     except Exception:  # anything else than our own errors is what we look for
-        outcome, bad = "traceback", traceback.format_exc()
-    findings.add(outcome, bad=bad and f"{drawn}\n{bad}")
+        return "traceback", traceback.format_exc()
 
 
 def _judge(drawn: Drawn, numbers: bool) -> tuple[str, str]:
@@ -136,12 +148,13 @@ def _facts(family: str) -> ModelFacts:
     return describe(model)
 
 
-def run_plans(count: int, numbers: int, seed: int) -> Findings:
-    """Compile and prove ``count`` drawn plans; the first ``numbers`` that compile run, too."""
-    rng, findings = Random(seed), Findings()
-    for _ in range(count):
+def run_plans(numbers: Iterable[int], seed: int, in_lock_step: int) -> Findings:
+    """Compile and prove the drawn plans of these numbers; the first that compile run, too."""
+    findings = Findings()
+    for number in numbers:
         equal = findings.counts["proved and equal in lock step"]
-        check_plan(draw(rng), findings, numbers=equal < numbers)
+        drawn = draw(Random(f"{seed} {number}"))
+        check_plan(drawn, findings, numbers=equal < in_lock_step)
     return findings
 
 
@@ -151,13 +164,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--plans", type=int, default=20, help="plans to compile and prove")
     parser.add_argument("--numbers", type=int, default=5, help="of these, in lock step")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="each N-th plan from the K-th")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    first, step = map(int, args.part.split("/"))
+    plans = range(first - 1, args.plans, step)
     parts: dict[str, Callable[[], Findings]] = {
         "texts": lambda: run_texts(args.texts, args.seed),
-        "plans": lambda: run_plans(args.plans, args.numbers, args.seed),
+        "plans": lambda: run_plans(plans, args.seed, args.numbers),
     }
     found = {}
     for name, part in parts.items():

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -184,7 +185,7 @@ def run(
                 continue
             planted[fault.name] += 1
             results.append(_plant(subject, fault, place))
-        if cell is cells[0]:
+        if cell is CELLS[0]:
             results += list(_runtime(subject))
     return results, alarms
 
@@ -216,14 +217,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="two programs, within 50 seconds")
     parser.add_argument("--most", type=int, default=3, help="places of a fault in one program")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--part", default="1/1", metavar="K/N", help="each N-th program from the K-th"
+    )
+    parser.add_argument("--join", nargs="+", metavar="JSON", help="the table of parts, run before")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     limit = 30.0 if args.quick else float("inf")
-    results, alarms = run(
-        QUICK if args.quick else CELLS, 1 if args.quick else args.most, seconds=limit
-    )
+    if args.join:
+        results, alarms = _joined(args.join)
+    else:
+        number, of = map(int, args.part.split("/"))
+        cells = (QUICK if args.quick else CELLS)[number - 1 :: of]
+        results, alarms = run(cells, 1 if args.quick else args.most, seconds=limit)
     print(json.dumps(facts(results, alarms)) if args.json else table(results, alarms))
     return 1 if alarms or any(not result.caught for result in results) else 0
+
+
+def _joined(paths: Sequence[str]) -> tuple[list[Result], list[str]]:
+    """Return what the parts, printed as JSON, have found together."""
+    parts = [json.loads(Path(path).read_text()) for path in paths]
+    results = [Result(**found) for part in parts for found in part["results"]]
+    return results, [alarm for part in parts for alarm in part["alarms"]]
 
 
 def facts(results: Sequence[Result], alarms: Sequence[str]) -> dict[str, object]:
@@ -239,7 +254,7 @@ def facts(results: Sequence[Result], alarms: Sequence[str]) -> dict[str, object]
             {"fault": name, "planted": sum(row.values()), **{k: row[k] for k in (*LINKS, "missed")}}
             for name, row in _rows(results).items()
         ],
-        "missed": [vars(result) for result in results if not result.caught],
+        "results": [vars(result) for result in results],
     }
 
 

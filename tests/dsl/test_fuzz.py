@@ -70,13 +70,13 @@ def assert_told(text: str) -> None:
         assert format_text(Source("g.plan", formatted)) == formatted
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(damaged())
 def test_a_damaged_plan_is_told_not_traced(text: str) -> None:
     assert_told(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_at_all_is_told_not_traced(text: str) -> None:
     assert_told(text)

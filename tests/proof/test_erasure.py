@@ -101,6 +101,17 @@ def test_a_scaled_gradient_is_shown_on_both_sides_with_its_places() -> None:
     assert "plain:    item(layer_norm_backward(" in text and "in plain model," in text
 
 
+def test_a_bucket_that_stays_gathered_for_backward_is_known_there() -> None:
+    layout = Layout(dp=2, zero=3)
+    text = plan_text("tiny_gpt", layout).replace(
+        "stage = 3", "stage = 3, reshard_after_forward = off"
+    )
+    plan = load(Source("p.plan", text)).require()
+    model, batch, loss = built("tiny_gpt", layout.samples)
+    made = compile_plan(model, plan, batch, loss, captured=captured("tiny_gpt", 2))
+    assert [row.status for row in static_rows(made.program, made.plain)] == [Status.PROVED] * 3
+
+
 def test_a_view_of_another_parameter_in_the_gathered_bucket_is_seen() -> None:
     made = compiled("tiny_gpt", Layout(dp=2, zero=3))
     for stage in made.program.stages:
