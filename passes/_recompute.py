@@ -72,6 +72,11 @@ class Regions:
                 path = self._rule(info(node).path)
                 if path is not None and rules[path].again:
                     self.region[node] = path
+        self._needed: dict[str, list[Node]] = {path: [] for path in rules}  # by backward
+        for node in self._nodes:
+            path = self.region.get(cheap_base(node))
+            if path is not None and info(node).phase == "F" and _has_backward_user(node):
+                self._needed[path].append(node)
 
     def plan(self) -> dict[str, frozenset[Node]]:
         """Return rule path -> the operations that run again, views of theirs included.
@@ -103,11 +108,7 @@ class Regions:
             base = cheap_base(node)
             return self.region.get(base) == path and base not in kept
 
-        wanted = [
-            n
-            for n in self._nodes
-            if info(n).phase == "F" and _has_backward_user(n) and is_dropped(n)
-        ]
+        wanted = [n for n in self._needed[path] if is_dropped(n)]
         again: set[Node] = set()
         while wanted:
             node = wanted.pop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -62,6 +63,7 @@ def cheap_base(node: Node) -> Node:
     return node
 
 
+@cache
 def _returns_alias(op: OpOverload) -> bool:
     aliases = [result.alias_info for result in op._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)

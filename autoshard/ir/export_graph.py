@@ -10,9 +10,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from autoshard.compat import ExportedProgram, FakeTensorMode
+from autoshard.compat import ExportedProgram, FakeTensorMode, fake_like
 from autoshard.diagnostics import CaptureError
 from autoshard.ir.export_spelling import ERASED, respell
+from autoshard.ir.fakes import FakeMode, refake
 from autoshard.ir.graph_function import (
     BATCH,
     BUFFER,
@@ -60,7 +61,7 @@ def convert(
     """Return the exported (functional) program as a GraphFunction; see the module docstring."""
     constants: dict[str, torch.Tensor] = {}
     ports = _input_ports(exported, params, leaf_names, constants)
-    build = _Builder(params, _mode_of(exported.graph))
+    build = _Builder(params, FakeMode())
     _add_placeholders(build, exported.graph, ports)
     for node in exported.graph.nodes:
         if node.op == "call_function":
@@ -112,12 +113,6 @@ def _inside(target: str) -> str:
     return target.removeprefix(MODEL).removeprefix(".")
 
 
-def _mode_of(graph: Graph) -> FakeTensorMode:
-    return next(
-        n.meta["val"].fake_mode for n in graph.nodes if hasattr(n.meta.get("val"), "fake_mode")
-    )
-
-
 def _add_placeholders(build: _Builder, graph: Graph, ports: Mapping[str, Port]) -> None:
     """Make one placeholder per port: parameters, buffers, constants, then the batch."""
     order = {spec.fqn: number for number, spec in enumerate(build.params)}
@@ -131,7 +126,7 @@ def _add_placeholders(build: _Builder, graph: Graph, ports: Mapping[str, Port]) 
 
     for port in sorted(found, key=rank):
         made = build.graph.placeholder(legal_name(port))
-        made.meta["val"] = found[port][0].meta["val"].detach()
+        made.meta["val"] = fake_like(found[port][0].meta["val"], build.mode)
         set_info(made, NodeInfo(path=_home(port)))
         build.nodes.update((old, made) for old in found[port])
         build.ports.append(port)
@@ -163,13 +158,6 @@ def _add_call(build: _Builder, node: Node) -> None:
         return made
 
     build.nodes[node] = respell(node, args, kwargs, make)
-
-
-def refake(node: Node, mode: FakeTensorMode) -> None:
-    """Compute the node's fake value from those of its inputs."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    with mode, torch.no_grad():
-        node.meta["val"] = node.target(*args, **kwargs)
 
 
 def _is_float(node: Node) -> bool:

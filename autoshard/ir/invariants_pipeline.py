@@ -19,6 +19,7 @@ from autoshard.ir.graph_function import (
     SAVED,
     TANGENT,
     GraphFunction,
+    Port,
 )
 from autoshard.ir.program import Program, Stage
 from autoshard.ops.library import NAMESPACE, spec
@@ -57,9 +58,10 @@ def _nothing_unread(stage: Stage, given: dict[str, object]) -> None:
 
 
 def _check_homes(program: Program) -> None:
+    read = {stage.index: set(stage.forward.inputs) for stage in program.stages}
     for entry in program.params:
-        kind = BUFFER if entry.is_buffer else PARAM
-        used = tuple(s.index for s in program.stages if entry.fqn in s.forward.named(kind))
+        port = Port(BUFFER if entry.is_buffer else PARAM, entry.fqn)
+        used = tuple(index for index, ports in read.items() if port in ports)
         if used != entry.homes:
             raise VerifyError(
                 f"`{entry.fqn}` is used by stages {list(used)} but its homes are "

@@ -92,12 +92,12 @@ def check_bucketed(program: Program) -> None:
     """Check that every stored parameter has its own place in one bucket, reduced once."""
     for bucket in program.buckets:
         _check_places(bucket, program)
+    counts = Counter(fqn for bucket in program.buckets for fqn in bucket.fqns)
     for entry in program.params:
         if entry.is_buffer or not entry.homes or not program.buckets:
             continue
-        count = sum(entry.fqn in bucket.fqns for bucket in program.buckets)
-        if count != 1:
-            raise VerifyError(f"`{entry.fqn}` lies in {count} buckets")
+        if counts[entry.fqn] != 1:
+            raise VerifyError(f"`{entry.fqn}` lies in {counts[entry.fqn]} buckets")
     for stage in program.stages:
         _check_reduced_once(program, stage)
 

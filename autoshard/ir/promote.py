@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import map_aggregate
 
 from autoshard.compat import FakeTensorMode
+from autoshard.ir.fakes import FakeMode, refake
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.params import ParamTable
 from autoshard.ir.program import Program
@@ -57,7 +58,7 @@ def promote_values(
 
 def _promoted(function: GraphFunction, dtype: torch.dtype) -> GraphFunction:
     copy = function.clone()
-    mode = FakeTensorMode()
+    mode = FakeMode()
     for node in copy.graph.nodes:
         if node.op == "placeholder":
             node.meta["val"] = _new_input(node.meta["val"], dtype, mode)
@@ -77,9 +78,7 @@ def _promote_node(node: Node, dtype: torch.dtype, mode: FakeTensorMode) -> None:
     node.kwargs = map_aggregate(node.kwargs, lambda a: _raised(a, dtype))
     if _makes_floats(node) and node.kwargs.get("dtype") is None:
         node.kwargs = {**node.kwargs, "dtype": dtype}
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    with mode, torch.no_grad():
-        node.meta["val"] = node.target(*args, **kwargs)
+    refake(node, mode)
 
 
 def _makes_floats(node: Node) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from autoshard.diagnostics import InternalError
+from autoshard.ir.fakes import refake
 from autoshard.ir.graph_function import GraphFunction, Port
 from autoshard.ir.node_info import NodeInfo, info, set_info
 from autoshard.ir.placement import Placements
@@ -98,10 +98,7 @@ class Rewriter:
 
     def refake(self, node: Node) -> None:
         """Recompute the node's fake value from its inputs' fake values."""
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        mode = self.fake_mode()
-        with mode, torch.no_grad():
-            node.meta["val"] = node.target(*args, **kwargs)
+        refake(node, self.fake_mode())
 
     def set_args(self, node: Node, *args: object, span: Span | None = None) -> None:
         """Give ``node`` new positional arguments, recompute its fake value, record the pass."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from autoshard.ir.placement import REPLICATE, Placement
@@ -142,14 +144,19 @@ def bound_arguments(node: Node) -> dict[str, object]:
     if node.target is operator.getitem:
         return {"self": node.args[0], "index": node.args[1]}
     bound: dict[str, object] = {}
-    for position, argument in enumerate(node.target._schema.arguments):
-        if position < len(node.args) and not argument.kwarg_only:
-            bound[argument.name] = node.args[position]
-        elif argument.name in node.kwargs:
-            bound[argument.name] = node.kwargs[argument.name]
+    for position, (name, by_name_only, default) in enumerate(_arguments(node.target)):
+        if position < len(node.args) and not by_name_only:
+            bound[name] = node.args[position]
         else:
-            bound[argument.name] = argument.default_value
+            bound[name] = node.kwargs.get(name, default)
     return bound
+
+
+@cache
+def _arguments(op: OpOverload) -> tuple[tuple[str, bool, object], ...]:
+    """Return name, whether it is given by name only, and default of each argument."""
+    found = op._schema.arguments
+    return tuple((each.name, each.kwarg_only, each.default_value) for each in found)
 
 
 def _reference(value: object, inputs: list[Node]) -> object:

@@ -11,6 +11,7 @@ groups of blocks, the dims behind it divide every rank's piece. For two ranks
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from autoshard.ir.placement import Shard, normalize
@@ -19,6 +20,7 @@ from autoshard.ir.placement import Shard, normalize
 MAX_BLOCKS = 4096
 
 
+@lru_cache(maxsize=4096)
 def reshape_shard(
     shard: Shard, before: tuple[int, ...], after: tuple[int, ...], size: int
 ) -> Shard | None:
