@@ -7,25 +7,18 @@ differentiate; it does not decide what is kept or computed again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
-
-import torch
-from torch.fx import Node
 
 from autoshard.compiler.pass_base import Numerics, Pass, PassContext
 from autoshard.compiler.registry import register
 from autoshard.diagnostics import PassError
 from autoshard.ir.graph_function import BOUNDARY, GRAD, LOSS, PARAM, TANGENT, GraphFunction, Port
-from autoshard.ir.lower import Differentiation, lower
+from autoshard.ir.lower import Differentiation
+from autoshard.ir.lower_blocks import Done, gradient_reaches, lower_once
 from autoshard.ir.params import ParamTable
 from autoshard.ir.program import Level, Program
-from autoshard.ir.stamp import Outline, outline, stamp
 from autoshard.ir.tidy import erase_dead
-
-# What autograd does not look through.
-_STOPS = frozenset({torch.ops.aten.detach.default})
 
 
 @register
@@ -54,30 +47,15 @@ class LowerJoint(Pass):
             return
         pulling = _boundaries_with_gradient(program)
         received: set[str] = set()  # boundary values whose gradient the later stage sends
-        lowered: dict[Hashable, tuple[Outline, GraphFunction]] = {}  # each distinct stage once
+        done: Done = {}  # each distinct stage and block once
         for stage in reversed(program.stages):
             task = _task(stage.forward, program, pulling, received)
-            stage.joint = _lowered(stage.forward, task, lowered)
+            stage.joint = lower_once(stage.forward, task, done)
             _drop_unused_gradients(program, stage.index)
             received = set(stage.joint.named_results(TANGENT))
         program.level = Level.JOINT
         if program.training:
             _check_gradients(program, ctx)
-
-
-def _lowered(
-    forward: GraphFunction,
-    task: Differentiation,
-    done: dict[Hashable, tuple[Outline, GraphFunction]],
-) -> GraphFunction:
-    """Return the joint graph of a stage; one that equals another's but for names is stamped out."""
-    wanted = [port in task.seeds for port in forward.outputs]
-    pulled = [port in task.gradients for port in forward.inputs]
-    ports = (*task.seeds.values(), *task.gradients.values())
-    own = outline(forward, (tuple(wanted), tuple(pulled)), ports)
-    if own.pattern not in done:
-        done[own.pattern] = own, lower(forward, task)
-    return stamp(done[own.pattern][1], done[own.pattern][0], own)
 
 
 def _task(
@@ -118,25 +96,18 @@ def _boundaries_with_gradient(program: Program) -> set[str]:
     found: set[str] = set()
     for stage in program.stages:
         forward = stage.forward
-        pulled: set[Node] = {
-            node
-            for port, node in zip(forward.inputs, forward.placeholders, strict=True)
-            if (port.kind == PARAM and _is_trained(program.params, port))
-            or (port.kind == BOUNDARY and port.name in found)
-        }
-        for node in forward.graph.nodes:
-            reaches = node.op == "call_function" and not pulled.isdisjoint(node.all_input_nodes)
-            if reaches and node.target not in _STOPS and _is_differentiable(node.meta["val"]):
-                pulled.add(node)
+        pulled = gradient_reaches(
+            forward,
+            (
+                port
+                for port in forward.inputs
+                if (port.kind == PARAM and _is_trained(program.params, port))
+                or (port.kind == BOUNDARY and port.name in found)
+            ),
+        )
         results = forward.named_results(BOUNDARY).items()
         found |= {name for name, node in results if node in pulled}
     return found
-
-
-def _is_differentiable(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.dtype.is_floating_point or value.dtype.is_complex
-    return True  # a tuple: its items are looked at where they are picked
 
 
 def _drop_unused_gradients(program: Program, index: int) -> None:

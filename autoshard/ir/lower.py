@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, Interpreter, Node
 
-from autoshard.compat import graph_under_trace, make_fx
+from autoshard.compat import FakeTensor, FakeTensorMode, graph_under_trace, make_fx
 from autoshard.diagnostics import InternalError
 from autoshard.ir.extract import extract
 from autoshard.ir.graph_function import GraphFunction, Port
@@ -71,7 +71,6 @@ class _Trace:
         self._function = function
         self._task = task
         self.seeds = tuple(task.seeds[port] for port in function.outputs if port in task.seeds)
-        self._module = GraphModule(torch.nn.Module(), function.graph)
 
     def fake_inputs(self) -> tuple[torch.Tensor, ...]:
         """Return fresh leaves for every input and seed."""
@@ -86,12 +85,16 @@ class _Trace:
     def __call__(self, *args: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         count = len(self._function.inputs)
         stamper = _Stamper(graph_under_trace())
-        mode = args[0].fake_mode
-        with mode:
-            outputs = _Tagged(self._module, stamper).run(*args[:count])
+        with self._mode():
+            outputs = _Tagged(self._function.graph, stamper).run(*args[:count])
             gradients = self._gradients(args[:count], outputs, args[count:])
         stamper.flush()
         return (*outputs, *gradients)
+
+    def _mode(self) -> FakeTensorMode:
+        """Return the mode of the function's values; a function of constants has no argument."""
+        values = (node.meta.get("val") for node in self._function.graph.nodes)
+        return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
     def _gradients(
         self,
@@ -154,8 +157,8 @@ class _Stamper:
 class _Tagged(Interpreter):
     """Runs the forward graph and tells the stamper which node is being run."""
 
-    def __init__(self, module: GraphModule, stamper: _Stamper) -> None:
-        super().__init__(module)
+    def __init__(self, graph: Graph, stamper: _Stamper) -> None:
+        super().__init__(torch.nn.Module(), graph=graph)
         self._stamper = stamper
 
     def run_node(self, n: Node) -> object:

@@ -1,35 +1,68 @@
 """Equal graphs are worked on once: what is stamped out is what would have been made."""
 
+import pytest
+
+from autoshard.compiler.pass_base import PassContext
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
+from autoshard.ir import lower_blocks
 from autoshard.ir.lower import lower
 from autoshard.ir.node_info import info
 from autoshard.ir.stamp import outline
-from autoshard.passes import lower_joint
+from autoshard.passes.lower_joint import LowerJoint
 from autoshard.source import Source
-from autoshard.testing.models import tiny_gpt
+from autoshard.testing.models import tiny_gpt, tiny_hf
 from autoshard.testing.plans import Layout, plan_text
 
-
-def compiled(layers=4, pp=4, tp=2, dropout=0.1):
-    model, batch, loss = tiny_gpt(layers=layers, batch=2, length=8, dropout=dropout)
-    layout = Layout(pp=pp, tp=tp, microbatches=1)
-    plan = load(Source("plan", plan_text("tiny_gpt", layout))).require()
-    return compile_plan(model, plan, batch, loss, until="joint").program
-
-
-def lines(function):
-    """Return a graph as text with the record of every node."""
-    text = [str(function.inputs), str(function.outputs), str(function.graph)]
-    return [*text, *(f"{n.name} {info(n)} {tuple(n.args)}" for n in function.graph.nodes)]
+CASES = {
+    "tiny_gpt": Layout(pp=4, tp=2, microbatches=2),
+    "gpt2": Layout(tp=4, sequence=True),
+    "llama": Layout(pp=2, tp=2, microbatches=2),
+    "bloom": Layout(dp=2, zero=3),
+}
 
 
-def test_stamped_stages_are_what_lowering_each_stage_gives(monkeypatch):
-    lowered = []
-    monkeypatch.setattr(lower_joint, "lower", lambda *given: lowered.append(1) or lower(*given))
-    stamped = compiled()
-    assert len(lowered) == 3 < len(stamped.stages)  # those in the middle are equal
-    monkeypatch.setattr(lower_joint, "outline", lambda *given: outline(given[0], object()))
-    each = compiled()
-    for ours, theirs in zip(stamped.stages, each.stages, strict=True):
-        assert lines(ours.joint) == lines(theirs.joint)
+# Embedding, block and head; a block that begins or ends a stage is another one.
+MOST = {"tiny_gpt": 4, "gpt2": 4, "llama": 7, "bloom": 4}
+
+
+def cut(name, layout, change=lambda model: None):
+    """Return a model of 4 layers cut in stages, and the context for passes on it."""
+    make = tiny_gpt if name == "tiny_gpt" else lambda **sizes: tiny_hf(name, **sizes)
+    model, batch, loss = make(layers=4, batch=2, length=8, dropout=0.1)
+    change(model)
+    plan = load(Source("plan", plan_text(name, layout))).require()
+    compiled = compile_plan(model, plan, batch, loss, until="cut-stages", check=False)
+    return compiled.program, PassContext(compiled.resolved)
+
+
+def lowered(program, context, monkeypatch):
+    """Return the joint graphs of a copy of ``program`` and how many graphs autograd ran on."""
+    count = []
+    with monkeypatch.context() as patch:
+        patch.setattr(lower_blocks, "lower", lambda *args: count.append(1) or lower(*args))
+        copy = program.fork()
+        LowerJoint().run(copy, context)
+    return [stage.joint for stage in copy.stages], len(count)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stamped_joint_graphs_are_what_lowering_each_stage_gives(name, monkeypatch):
+    program, context = cut(name, CASES[name])
+    stamped, count = lowered(program, context, monkeypatch)
+    assert count <= MOST[name]
+    monkeypatch.setattr(lower_blocks, "_by_blocks", lambda *given: None)
+    monkeypatch.setattr(lower_blocks, "outline", lambda *given: outline(given[0], object()))
+    each, count = lowered(program, context, monkeypatch)
+    assert count == len(program.stages)
+    for ours, theirs in zip(stamped, each, strict=True):
+        assert outline(ours) == outline(theirs)
+
+
+def test_a_layer_that_differs_is_not_stamped(monkeypatch):
+    def change(model):
+        model.h[2].ln_1.eps = 1e-2
+
+    (joint,), count = lowered(*cut("tiny_gpt", Layout(), change), monkeypatch)
+    assert count == MOST["gpt2"] + 1
+    assert [info(n).path for n in joint.graph.nodes if 1e-2 in n.args] == ["h.2.ln_1"]
