@@ -37,7 +37,7 @@ RULES = """tensor {{
 }}
 """
 # Small parameters are cut too, as FSDP2 cuts them.
-ZERO = "zero {{ stage = {stage}, units = h.*, param_persistence_threshold = 0B }}\n"
+ZERO = "zero {{ stage = {stage}, units = h.*, param_persistence_threshold = 0B{more} }}\n"
 SPLIT = "pipeline {{ split = even(h.*), schedule = {schedule}, virtual_stages = {virtual} }}\n"
 
 
@@ -61,8 +61,9 @@ def _pipeline(schedule: str, virtual: int = 1) -> Ours:
     return Ours({"pp": 2}, SPLIT.format(schedule=schedule, virtual=virtual))
 
 
-def _zero(stage: int) -> Ours:
-    return Ours({"dp": 2}, ZERO.format(stage=stage))
+def zero(stage: int, ranks: int = 2, more: str = "") -> Ours:
+    """Return a plan of ZeRO; ``more`` settings begin with a comma."""
+    return Ours({"dp": ranks}, ZERO.format(stage=stage, more=more))
 
 
 TP, SP = RULES.format(sequence="off"), RULES.format(sequence="on")
@@ -70,8 +71,10 @@ PLANS = {
     "one rank": Ours({"dp": 1}),
     "dp": Ours({"dp": 2}),
     "dp 4": Ours({"dp": 4}),
-    "zero 2": _zero(2),
-    "zero 3": _zero(3),
+    "zero 2": zero(2),
+    "zero 3": zero(3),
+    "zero 3, no prefetch": zero(3, more=", prefetch = 0"),
+    "zero 3 kept": zero(3, more=", reshard_after_forward = off"),
     "tp": Ours({"tp": 2}, TP),
     "tp sp": Ours({"tp": 2}, SP),
     "gpipe": _pipeline("gpipe"),
@@ -80,7 +83,7 @@ PLANS = {
     "zb": _pipeline("zb_h1"),
     "zbv": _pipeline("zbv", 2),
     "pp tp": Ours({"pp": 2, "tp": 2}, TP + SPLIT.format(schedule="1f1b", virtual=1)),
-    "zero 3 tp": Ours({"dp": 2, "tp": 2}, SP + ZERO.format(stage=3)),
+    "zero 3 tp": Ours({"dp": 2, "tp": 2}, SP + ZERO.format(stage=3, more="")),
 }
 
 

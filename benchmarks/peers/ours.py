@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import autoshard
-from benchmarks.config import PLANS, Size
+from benchmarks.config import PLANS, Ours, Size
 from benchmarks.peers.model import adamw, build_model, global_batch, local_batch, token_loss
 from benchmarks.peers.trainer import Trainer
 
@@ -14,12 +14,17 @@ from benchmarks.peers.trainer import Trainer
 
 
 def ours(size: Size, name: str) -> Trainer:
-    """Return the engine of one of ``PLANS``; it is a user's loop, checks of ranks included."""
+    """Return the engine of one of ``PLANS``."""
+    return train_by(size, PLANS[name])
+
+
+def train_by(size: Size, plan: Ours) -> Trainer:
+    """Return the engine of a plan; it is a user's loop, checks of ranks included."""
     ids, labels = global_batch(size, 0)
-    parts = PLANS[name].mesh.get("dp", 1)
+    parts = plan.mesh.get("dp", 1)
     example = {"ids": ids.chunk(parts)[0], "labels": labels.chunk(parts)[0]}
     engine = autoshard.parallelize(
-        build_model(size), PLANS[name].text(size), example=example, loss=_loss, verify=False
+        build_model(size), plan.text(size), example=example, loss=_loss, verify=False
     )
     optimizer = adamw(list(engine.parameters()))
 
