@@ -60,6 +60,11 @@ ZERO = BlockSpec(
             synonyms=("release", "stage3_max_live_parameters", "reshard"),
         ),
         SettingSpec(
+            "keep_gathered",
+            Bytes(elements=False),
+            "how much of it to keep for backward all the same, last units first",
+        ),
+        SettingSpec(
             "gather_bucket",
             Bytes(like="allgather_bucket_size"),
             "how much one gather collects",

@@ -10,6 +10,7 @@ ONLY_STAGE_3 = (
     "units",
     "prefetch",
     "reshard_after_forward",
+    "keep_gathered",
     "gather_bucket",
     "param_persistence_threshold",
     "offload_params",
@@ -59,6 +60,10 @@ def _zero(plan: Plan, fitted: Fitted) -> Iterator[Diagnostic]:
         if plan.key_span(f"zero.{name}"):
             message = f"`{name}` has no effect below stage 3"
             yield warning("AS311", message, plan, f"zero.{name}:key", f"stage is {zero.stage}")
+    if zero.keep_gathered and zero.reshard_after_forward != "on":
+        message = "`keep_gathered` has no effect: nothing is released after the forward pass"
+        label = f"reshard_after_forward is {zero.reshard_after_forward}"
+        yield warning("AS311", message, plan, "zero.keep_gathered:key", label)
     if zero.group == "dp_shard" and "dp_shard" not in plan.mesh:
         help = ("name the axes `dp_replicate` and `dp_shard` in `mesh`, or write `group = dp`",)
         message = "the mesh has no axis `dp_shard`"

@@ -6,6 +6,7 @@ generated code deletes the value, at the release; this pass makes that place vis
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
+from autoshard.cost.traffic import tensor_bytes
 from autoshard.ir.aliases import lifetime_end
 from autoshard.ir.buckets import COMPUTE_PHASES, gathers_of
 from autoshard.ir.graph_function import FLAT, SAVED, GraphFunction, Port
@@ -20,6 +22,7 @@ from autoshard.ir.node_info import info
 from autoshard.ir.program import Level, Program, Stage
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops.collectives import all_gather, all_gather_start, release
+from autoshard.plan import ZeroBlock
 
 
 @register
@@ -32,7 +35,8 @@ class ReleaseGathers(Pass):
                                     ...
 
     With `reshard_after_forward = off` F does not release what backward gathers too: it hands it on
-    as a kept value, and backward gathers no more. Each microbatch in flight then keeps its copy.
+    as a kept value, and backward gathers no more. `keep_gathered` hands on as many bytes only, the
+    last units first: backward needs them soonest. Each microbatch in flight then keeps its copy.
     """
 
     name: ClassVar[str] = "release-gathers"
@@ -43,10 +47,10 @@ class ReleaseGathers(Pass):
 
     def run(self, program: Program, ctx: PassContext) -> None:
         """Insert a release for every gathered bucket of every compute phase."""
-        keep = ctx.resolved.plan.zero.reshard_after_forward == "off" and program.training
+        limit = _kept_bytes(ctx.resolved.plan.zero) if program.training else 0
         for stage in program.stages:
-            if keep:
-                _hand_on(stage, ctx)
+            if limit:
+                _hand_on(stage, limit, ctx)
             for phase in COMPUTE_PHASES:
                 if phase in stage.phases:
                     _release(stage.phases[phase])
@@ -74,14 +78,27 @@ def gathered_values(function: GraphFunction) -> list[Node]:
 _PREFIX = "gathered:"
 
 
-def _hand_on(stage: Stage, ctx: PassContext) -> None:
-    """Let backward read the buckets that F gathered."""
+def _kept_bytes(zero: ZeroBlock) -> float:
+    """Return how many gathered bytes F may hand on to backward."""
+    if zero.reshard_after_forward == "off":
+        return math.inf
+    return zero.keep_gathered.count if zero.keep_gathered else 0
+
+
+def _hand_on(stage: Stage, limit: float, ctx: PassContext) -> None:
+    """Let backward read the buckets that F gathered last, up to ``limit`` bytes of them."""
     forward = stage.phases["F"]
-    made = gathers_of(forward)
-    for phase in ("I", "W"):
-        function = stage.phases.get(phase)
-        for name, start in gathers_of(function).items() if function else ():
-            if name not in made:
+    backward = {p: stage.phases[p] for p in ("I", "W") if p in stage.phases}
+    again = {name for function in backward.values() for name in gathers_of(function)}
+    made, chosen = gathers_of(forward), set()
+    for name in reversed(made):
+        if name in again or Port(SAVED, _PREFIX + name) in forward.outputs:
+            limit -= tensor_bytes(_whole(made[name]))
+            if limit >= 0:
+                chosen.add(name)
+    for phase, function in backward.items():
+        for name, start in gathers_of(function).items():
+            if name not in chosen:
                 continue
             port = Port(SAVED, _PREFIX + name)
             if port not in forward.outputs:

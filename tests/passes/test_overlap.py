@@ -13,6 +13,8 @@ from autoshard.ops import collectives as ops
 from autoshard.passes.bucket_collectives import BucketCollectives
 from autoshard.passes.lower_schedule import LowerSchedule
 from autoshard.passes.prefetch_gathers import PrefetchGathers, find_gathers
+from autoshard.passes.release_gathers import ReleaseGathers
+from autoshard.units import Size
 from tests.passes.evaluate import run_step
 from tests.passes.programs import before, compile_with, context, leaves, state_of
 from tests.passes.test_zero_equals_autograd import OVERLAP, PASSES, ShardStorage, zero
@@ -99,11 +101,11 @@ def test_every_exposed_wait_says_what_kept_it_from_starting_earlier() -> None:
     assert reasons(ctx.remarks, "F")[1] == "an earlier start would pass the limit of gathered bytes"
 
 
-def test_prefetch_changes_no_bit() -> None:
+def test_neither_prefetch_nor_keeping_changes_a_bit() -> None:
     batches = {d: [leaves(token_batch()), leaves(token_batch())] for d in range(2)}
     steps = []
-    for depth in (0, 1, 4):
-        program, _ = build(OVERLAP, prefetch=depth)
+    for depth, kept in ((0, 0), (1, 0), (4, 0), (1, 4096)):
+        program, _ = build(OVERLAP, prefetch=depth, keep_gathered=Size(kept))
         torch.manual_seed(0)
         steps.append(run_step(program, state_of(Gpt(tied=False), program), batches))
     for step in steps[1:]:
@@ -147,6 +149,19 @@ def test_only_what_backward_reads_again_is_kept_gathered() -> None:
     program, _ = build(OVERLAP, reshard_after_forward="off")
     found = events(program.stages[0].phases["F"])
     assert [e for e in found if e.startswith("release")] == ["release root"]
+
+
+def test_a_budget_keeps_the_last_units_gathered() -> None:
+    program, _ = build(OVERLAP)
+    block = max(g.nbytes for g in find_gathers(program.stages[0].phases["F"]))
+    program, _ = build(OVERLAP, keep_gathered=Size(2 * block))
+    backward = program.stages[0].phases["I"]
+    kept = {n for n in backward.named(SAVED) if n.startswith("gathered:")}
+    assert kept == {"gathered:s0.root#2", "gathered:s0.h.2"}
+    assert set(backward.named(FLAT)) == {"s0.h.0", "s0.h.1"}
+    ctx = context(Mesh.of(dp=2), zero=zero(3, keep_gathered=Size(2 * block)))
+    ReleaseGathers().run(program, ctx)
+    assert set(backward.named(FLAT)) == {"s0.h.0", "s0.h.1"}
 
 
 def test_buckets_are_named_after_their_unit_and_keep_the_model_order() -> None:
