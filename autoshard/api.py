@@ -17,6 +17,7 @@ from autoshard.frontend import Compiled, compile_plan
 from autoshard.ir.batch import batch_leaves, rebuild, share_leaves
 from autoshard.ir.evaluate import model_tensors
 from autoshard.ir.facts import describe
+from autoshard.ir.fake_model import without_values
 from autoshard.ir.program import Program
 from autoshard.ir.promote import promote_values
 from autoshard.plan import Plan
@@ -67,24 +68,25 @@ def parallelize(
     device = choose_device(batch_leaves(example))
     tensors = model_tensors(model)
 
-    def compile_whole(batch: object, training: bool, compare: bool = False) -> Compiled:
-        return compile_plan(
-            model, source, batch, loss, world_size=world, training=training, compare=compare
-        )
-
-    def graph(until: str, stage: int) -> GraphModule:
-        compiled = compile_plan(model, source, example, loss, world_size=world, until=until)
-        return _show(compiled.program, until, stage)
-
     # One rank compares with the eager model for all: their fingerprints are equal.
     is_first = launched_rank() == 0
-    compiled = compile_whole(example, True, is_first)
+    compiled = compile_plan(model, source, example, loss, world_size=world, compare=is_first)
+    twin = without_values(model)  # the engine itself keeps no weight of the plain model alive
+
+    def compile_more(batch: object, training: bool) -> Program:
+        more = compile_plan(twin, source, batch, loss, world_size=world, training=training)
+        return more.program
+
+    def graph(until: str, stage: int) -> GraphModule:
+        shown = compile_plan(twin, source, example, loss, world_size=world, until=until)
+        return _show(shown.program, until, stage)
+
     proof = _proved(compiled) if verify and is_first else ()
     setup = Setup(
         plan_text=to_text(source),
         micro_batch_size=resolved.micro_batch_size,
         num_microbatches=resolved.num_microbatches,
-        compile=lambda batch, training: compile_whole(batch, training).program,
+        compile=compile_more,
         graph=graph,
         names=tuple(model.state_dict()),
         batch_span=source.span("batch"),

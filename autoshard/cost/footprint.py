@@ -24,6 +24,7 @@ from autoshard.ops import collectives as ops
 from autoshard.ops.communicator import DIRECT_BYTES
 
 Storage = tuple[Node, int]  # a node and which of its results
+EXTRA = -1  # stands for the buffers that a collective needs besides its result
 _REDUCTIONS = (ops.all_reduce, ops.all_reduce_within, ops.tied_all_reduce, ops.all_reduce_start)
 _SCATTERS = (ops.reduce_scatter, ops.reduce_scatter_start)
 _GATHERS = (ops.all_gather, ops.all_gather_start)
@@ -59,7 +60,7 @@ class _Reader:
         self._function, self._mesh = function, mesh
         self._order = {node: index for index, node in enumerate(function.graph.nodes)}
         self._lives = lifetimes(function)
-        self._given = {n for n in self._lives.handed}
+        self._given = set(self._lives.handed)
 
     def read(self) -> Footprint:
         function, deaths = self._function, self._deaths()
@@ -95,6 +96,9 @@ class _Reader:
         elif node.target in (*_REDUCTIONS, *_SCATTERS) and self._ranks(node) > 1:
             category, step.needs = COMMUNICATION, self._buffers(node)
         step.makes += [((node, leaf), size, category) for leaf, size in own]
+        if node.target in ops.STARTS and step.needs:  # they are there until the wait
+            step.makes.append(((node, EXTRA), step.needs, COMMUNICATION))
+            step.needs = 0
 
     def _unpacking(self, node: Node) -> int:
         """Return what a gather needs besides its result: the parts, unless they are the result."""
@@ -132,7 +136,7 @@ class _Reader:
                 deaths[storage] = max(deaths[storage], last)
             if node.target in ops.STARTS:  # the input is being sent until the wait
                 (wait,) = node.users
-                for storage in _storages(node.args[0]):
+                for storage in (*_storages(node.args[0]), (node, EXTRA)):
                     deaths[storage] = max(deaths[storage], self._order[wait])
         return deaths
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,23 @@ def param_table(model: nn.Module) -> ParamTable:
             for entry in tensor_names(model)
         )
     )
+
+
+def without_values(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` with its parameters and buffers on the meta device.
+
+    A model that can't be copied is returned as it is.
+    """
+    memo: dict[int, torch.Tensor] = {}
+    for entry in tensor_names(model):
+        value = torch.empty_like(entry.value, device="meta", requires_grad=False)
+        if not entry.is_buffer:
+            value = nn.Parameter(value, requires_grad=entry.value.requires_grad)
+        memo[id(entry.value)] = value
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception:  # it holds a lock, a process group, or whatever a user's model may hold
+        return model
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """``parallelize`` on a real model: one process, and every refusal that needs no second one."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -69,6 +72,16 @@ def test_the_graph_after_a_group_of_passes_is_a_graph_module(trained):
     assert "linear" in module.code
     with pytest.raises(AutoshardError, match="there is no stage 1"):
         engine.graph("pipeline", stage=1)
+
+
+def test_the_engine_keeps_no_weight_of_the_plain_model_alive():
+    model, example, loss = tiny_gpt(layers=1, batch=4, length=LENGTH)
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    engine = autoshard.parallelize(model, PLAN, example=example, loss=loss)
+    del model
+    gc.collect()
+    assert not any(weight() is not None for weight in weights)
+    assert engine.forward_backward(example).isfinite()
 
 
 def test_a_longer_batch_compiles_a_second_program(trained):
