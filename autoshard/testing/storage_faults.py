@@ -42,40 +42,46 @@ def skip_reduce_scatter(program: Program) -> Iterator[Plant]:
 
 def skip_reduction(program: Program) -> Iterator[Plant]:
     """Leave the gradients of whole buckets as each data parallel rank made them."""
-    for rewriter, node in calls(program, collectives.all_reduce, ("R",)):
-        if node.args[1] == "dp":
-            yield bypass(rewriter, node, node.args[0])
+    for rewriter, start, result in _sums(program, "dp"):
+        yield lambda r=rewriter, s=start, n=result: _bypass_sum(r, s, n)
 
 
 def reduce_twice(program: Program) -> Iterator[Plant]:
     """Sum a whole bucket's gradient twice over the data parallel ranks."""
-    for rewriter, node in calls(program, collectives.all_reduce, ("R",)):
-        if node.args[1] == "dp":
-            yield lambda r=rewriter, n=node: after(r, n, collectives.all_reduce, "dp")
+    for rewriter, _, result in _sums(program, "dp"):
+        yield lambda r=rewriter, n=result: after(r, n, collectives.all_reduce, "dp")
 
 
 def skip_replica_sum(program: Program) -> Iterator[Plant]:
     """Leave a shard's gradient as each group of hybrid sharding made it."""
-    for rewriter, node in _replica_sums(program):
-        yield bypass(rewriter, node, node.args[0])
+    for rewriter, start, result in _sums(program, "dp_replicate"):
+        yield lambda r=rewriter, s=start, n=result: _bypass_sum(r, s, n)
 
 
 def sum_replicas_twice(program: Program) -> Iterator[Plant]:
     """Sum a shard's gradient twice over the groups of hybrid sharding."""
-    for rewriter, node in _replica_sums(program):
-        yield lambda r=rewriter, n=node: after(r, n, collectives.all_reduce, "dp_replicate")
+    for rewriter, _, result in _sums(program, "dp_replicate"):
+        yield lambda r=rewriter, n=result: after(r, n, collectives.all_reduce, "dp_replicate")
 
 
 def sum_all_shards(program: Program) -> Iterator[Plant]:
     """Add up different shards of a gradient, by a sum over all data parallel ranks."""
-    for rewriter, node in _replica_sums(program):
-        yield lambda r=rewriter, n=node: r.set_args(n, n.args[0], "dp")
+    for rewriter, start, _ in _sums(program, "dp_replicate"):
+        yield lambda r=rewriter, n=start: r.set_args(n, n.args[0], "dp")
 
 
-def _replica_sums(program: Program) -> Iterator[tuple[Rewriter, Node]]:
-    for rewriter, node in calls(program, REDUCTIONS, ("R",)):
-        if "dp_replicate" in node.args:
-            yield rewriter, node
+def _sums(program: Program, axis: str) -> Iterator[tuple[Rewriter, Node, Node]]:
+    """Yield the all_reduces of R over an axis: where each starts, and its result."""
+    sums = (collectives.all_reduce, collectives.all_reduce_start)
+    for rewriter, node in calls(program, sums, ("R",)):
+        if node.args[1] == axis:
+            yield rewriter, node, next(iter(node.users)) if _is_started(node) else node
+
+
+def _bypass_sum(rewriter: Rewriter, start: Node, result: Node) -> None:
+    rewriter.replace(result, start.args[0])
+    if result is not start:
+        rewriter.graph.erase_node(start)
 
 
 def average_gradient(program: Program) -> Iterator[Plant]:

@@ -113,11 +113,8 @@ def test_small_parameters_stay_whole_and_are_right() -> None:
     assert "ln_f.weight" in whole and "h.0.up.weight" not in whole
 
 
-@pytest.mark.parametrize("reshard", ("on", "off", "step"))
-@pytest.mark.parametrize("depth", (0, 1, 4))
-def test_overlapped_programs_give_eager_gradients(depth: int, reshard: str) -> None:
-    block = zero(3, "medium", prefetch=depth, reshard_after_forward=reshard)
-    check(Gpt(), Mesh.of(pp=2, dp=2), block, OVERLAP)
+def test_overlapped_gathers_of_two_stages_give_eager_gradients() -> None:
+    check(Gpt(), Mesh.of(pp=2, dp=2), zero(3, "medium", prefetch=1), OVERLAP)
 
 
 @pytest.mark.parametrize("stage", (0, 1, 2))
