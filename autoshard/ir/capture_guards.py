@@ -51,6 +51,7 @@ def check_model(model: nn.Module, training: bool) -> None:
     """Refuse a model that is wrapped, hooked, spread over devices, or not plain."""
     _refuse_wrappers(model)
     _refuse_odd_tensors(model)
+    _refuse_shared_memory(model)
     _refuse_hooks(model)
     _refuse_devices(model)
     if training:
@@ -189,6 +190,31 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
                 code="AS703",
                 help="give the plain model, before it is sharded or quantized",
             )
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Refuse parameters that share elements and are not one Parameter: a step changes both."""
+    seen: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, param in model.named_parameters():
+        if param.is_meta or not param.numel():
+            continue
+        others = seen.setdefault(param.untyped_storage().data_ptr(), [])
+        for other_name, other in others:
+            if _overlap(param, other):
+                raise CaptureError(
+                    f"parameters `{other_name}` and `{name}` share memory, but are not one",
+                    code="AS703",
+                    help="tie them: register one Parameter under both names, and transpose it where"
+                    " it is read",
+                )
+        others.append((name, param))
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two views of one memory have an element in common."""
+    marks = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    marks.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(marks.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
 def _refuse_devices(model: nn.Module) -> None:

@@ -117,6 +117,19 @@ def test_a_model_on_two_devices_is_refused_with_both() -> None:
         take(model)
 
 
+def test_parameters_that_share_memory_are_refused_unless_they_are_one_or_lie_apart() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(model[0].weight.data.t())
+    with pytest.raises(CaptureError, match=r"`0\.weight` and `1\.weight` share memory") as caught:
+        take(model)
+    assert caught.value.code == "AS703" and "tie them" in str(caught.value)
+    wide = torch.randn(4, 8)
+    model[0].weight, model[1].weight = nn.Parameter(wide[:, :4]), nn.Parameter(wide[:, 4:])
+    assert take(model, training=False).forward is not None
+    model[1].weight = model[0].weight
+    assert take(model, training=False).forward is not None
+
+
 def test_a_lazy_module_is_refused() -> None:
     with pytest.raises(CaptureError, match="not initialized"):
         take(nn.LazyLinear(3))
