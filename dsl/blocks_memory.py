@@ -85,16 +85,15 @@ ZERO = BlockSpec(
         SettingSpec(
             "offload_optimizer",
             OFFLOAD,
-            "keep the optimizer's state in host memory",
-            ("off",),
-            ("cpu_offload", "offload"),
+            "keep the optimizer's state, and the parameters it updates, in host memory (on CUDA: "
+            "pinned; a machine without has no other memory)",
+            synonyms=("cpu_offload", "offload"),
         ),
         SettingSpec(
             "offload_params",
             OFFLOAD,
-            "keep the parameters in host memory",
-            ("off",),
-            ("offload_param",),
+            "keep what stage 3 cuts in host memory: each gather copies its part from there",
+            synonyms=("offload_param",),
         ),
     ),
     synonyms=("zero_optimization", "fsdp", "deepspeed", "fully_shard", "ddp"),

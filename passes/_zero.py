@@ -64,6 +64,14 @@ class ZeroPolicy:
             return entry.requires_grad
         return not self.persists(entry, program)
 
+    def offload(self, is_cut: bool, is_trained: bool) -> tuple[bool, bool]:
+        """Return whether a bucket is stored on the host, and fetched from there by each gather.
+
+        Optimizer state lies where the parameters lie that it belongs to.
+        """
+        is_fetched = self.block.offload_params == "cpu" and self.block.stage == 3 and is_cut
+        return is_fetched or (self.block.offload_optimizer == "cpu" and is_trained), is_fetched
+
     def persists(self, entry: ParamSpec, program: Program) -> bool:
         """Tell whether stage 3 keeps the parameter whole because it is small."""
         itemsize = entry.dtype.itemsize

@@ -108,7 +108,8 @@ class _Merge:
         total = padded(offset, policy.size) if self.is_cut else offset
         axis = policy.axis if self.is_cut else None
         fixed = (self.name, self.stage, self.fqns, total, self.dtype, axis, self.tied)
-        return Bucket(*fixed, *number_types(program, self.entries[0]))
+        away = policy.offload(self.is_cut, self.trained)
+        return Bucket(*fixed, *number_types(program, self.entries[0]), *away)
 
 
 def _plan(program: Program, policy: ZeroPolicy, ctx: PassContext) -> list[_Merge]:

@@ -81,7 +81,7 @@ def _place(entry: ParamSpec, program: Program, policy: ZeroPolicy) -> None:
     storage = Flat(name, 0, length, axis) if is_cut else Whole(name, 0)
     tied = entry.homes if len(entry.homes) > 1 else ()
     total = padded(length, policy.size) if is_cut else length
-    types = number_types(program, entry)
+    types = (*number_types(program, entry), *policy.offload(is_cut, entry.requires_grad))
     bucket = Bucket(name, entry.homes[0], (entry.fqn,), total, entry.dtype, axis, tied, *types)
     program.params.update(entry.fqn, storage=storage)
     program.buckets = (*program.buckets, bucket)
@@ -142,6 +142,10 @@ def _reduce_gradients(
 def _report(
     stored: list[ParamSpec], program: Program, policy: ZeroPolicy, ctx: PassContext
 ) -> None:
+    away = sum(bucket.on_host for bucket in program.buckets)
+    if away:
+        where = f"{away} of {len(stored)} stay in host memory on CUDA, with the optimizer's state"
+        ctx.note("offload", f"{where}; on a CPU machine nothing moves")
     if policy.block.stage == 0 or policy.size == 1:
         return
     cut = [entry for entry in stored if policy.cuts(entry, program)]

@@ -106,7 +106,7 @@ def flat_placeholder(
 ) -> Node:
     """Append the input port of a bucket: its shard (FLAT, FLAT_GRAD) or its whole gradient."""
     with mode:
-        dtype = bucket.dtype if kind == FLAT else bucket.grad_dtype
+        dtype = bucket.flat_dtype if kind == FLAT else bucket.grad_dtype
         value = torch.empty(length, dtype=dtype)
     placements = {}
     if bucket.axis is not None:

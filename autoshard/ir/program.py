@@ -48,6 +48,8 @@ class Bucket:
     tied_stages: tuple[int, ...] = ()  # all home stages when its parameters are tied over stages
     computed_in: torch.dtype | None = None  # of the gathered bucket; None: as it is stored
     summed_in: torch.dtype | None = None  # of its gradient's sum; None: as it is stored
+    on_host: bool = False  # stored in host memory, where the device has memory of its own
+    is_fetched: bool = False  # each gather copies the shard from there: no copy is kept
 
     @property
     def read_dtype(self) -> torch.dtype:
@@ -60,6 +62,11 @@ class Bucket:
         if self.axis is None:
             return "dp"
         return "dp_replicate" if self.axis == "dp_shard" else None
+
+    @property
+    def flat_dtype(self) -> torch.dtype:
+        """Return the dtype in which graphs take the stored bucket in: the host casts its own."""
+        return self.read_dtype if self.on_host else self.dtype
 
     @property
     def grad_dtype(self) -> torch.dtype:

@@ -34,7 +34,7 @@ def clip_grad_norm(
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for parameter in storage.parameters.values():
         if parameter.grad is not None:
-            parameter.grad.mul_(scale.to(parameter.grad.dtype))
+            parameter.grad.mul_(scale.to(parameter.grad))
     return total
 
 
@@ -45,7 +45,7 @@ def grad_norm(storage: Storage, comm: Communicator, norm_type: float = 2.0) -> t
     dtype = _norm_dtype(storage)
     total = torch.zeros((), dtype=torch.float64, device=storage.device)
     for grad in grads:
-        part = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+        part = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).to(total.device)
         total = torch.maximum(total, part) if is_max else total + part**norm_type
     for axis in norm.NORM_AXES:
         total = comm.all_reduce_start(total, axis, "max" if is_max else "sum").wait()

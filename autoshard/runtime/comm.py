@@ -14,6 +14,7 @@ from autoshard.mesh import Mesh
 from autoshard.ops.communicator import Communicator, Work
 from autoshard.runtime.gloo import GlooAxis
 from autoshard.runtime.nccl import NcclAxis
+from autoshard.runtime.offload import HostMemory
 from autoshard.runtime.work import Clock, Ready, Transfer
 
 AxisGroup = GlooAxis | NcclAxis
@@ -24,6 +25,7 @@ class Transport(Communicator, Protocol):
     """What the run-time asks of the other ranks: collectives by axis, and messages along one."""
 
     device: torch.device
+    host: HostMemory | None
     clock: Clock
 
     def transfer_start(self, transfers: Sequence[Transfer]) -> list[Work]:
@@ -48,6 +50,7 @@ class ProcessGroups:
         parameter, ranks that keep the same head.
         """
         self.mesh, self.rank, self.device, self.clock = mesh, rank, device, Clock()
+        self.host = HostMemory(device) if device.type == "cuda" else None
         make, backend = (GlooAxis, "gloo") if device.type == "cpu" else (NcclAxis, "nccl")
         self._axes: dict[str, AxisGroup] = {}
         for axis in (*mesh.names, *UNIONS):
@@ -79,9 +82,17 @@ class ProcessGroups:
         return self._axes[axis].all_reduce(value, op, tuple(members) if members else None)
 
     def all_gather_start(self, value: torch.Tensor, axis: str) -> Work:
-        """Return the values of all ranks, stacked on a new first dimension."""
+        """Return the values of all ranks, stacked on a new first dimension.
+
+        ``value`` may lie in pinned host memory (an offloaded bucket).
+        """
         if self.size(axis) == 1:
             return Ready(value.unsqueeze(0))
+        if self.host is not None and value.device.type == "cpu":
+            # The gather waits for the copy alone; what is computed meanwhile waits for neither.
+            part = self.host.fetch(value)
+            with self.host.stream():
+                return self._axes[axis].all_gather(part)
         return self._axes[axis].all_gather(value)
 
     def reduce_scatter_start(self, value: torch.Tensor, axis: str) -> Work:

@@ -31,6 +31,7 @@ class Gradients:
         self._written: dict[Key, set[str]] = {}
         self._shards: dict[Key, torch.Tensor] = {}
         self._results: dict[str, torch.Tensor] = {}  # by bucket
+        self._on_host: dict[str, torch.Tensor] = {}  # copies of results, for offloaded buckets
 
     def add(self, stage: int, fqn: str, grad: torch.Tensor) -> None:
         """Add the gradient of a local parameter, not yet reduced over data parallel ranks."""
@@ -74,7 +75,8 @@ class Gradients:
         keys = _of_bucket(self._shards, bucket)
         info = self._storage.layout.buckets[bucket]
         if not keys and info.tied_stages:
-            return torch.zeros_like(self._storage.stored[bucket], dtype=info.grad_dtype)
+            length = self._storage.stored[bucket].numel()
+            return torch.zeros(length, dtype=info.grad_dtype, device=self._storage.device)
         if not keys:
             raise InternalError(f"no stage of this rank gave a gradient for bucket '{bucket}'")
         return _added(self._shards, keys)
@@ -87,7 +89,10 @@ class Gradients:
                 f"the gradient of bucket '{bucket}' has {reduced.numel()} elements,"
                 f" this rank stores {stored}"
             )
-        self._results[bucket] = reduced.to(self._storage.layout.buckets[bucket].dtype)
+        info, host = self._storage.layout.buckets[bucket], self._storage.host
+        result = self._results[bucket] = reduced.to(info.dtype)
+        if host is not None and info.on_host:
+            self._on_host[bucket] = host.take(result)
 
     def finish(self) -> list[torch.Tensor]:
         """Return the whole step's gradients, in the order of ``attach``."""
@@ -100,7 +105,10 @@ class Gradients:
     def attach(self, factor: float = 1.0) -> None:
         """Give every trainable parameter its gradient; add it where one is attached already."""
         self.finish()
-        for bucket, result in sorted(self._results.items()):
+        host = self._storage.host
+        if host is not None and self._on_host:
+            host.settle()
+        for bucket, result in sorted((self._results | self._on_host).items()):
             if factor != 1.0:
                 result.mul_(factor)
             for slot in self._storage.layout.slots_of(bucket):

@@ -10,6 +10,7 @@ from autoshard.cost.peak import CATEGORIES, Peak
 from autoshard.cost.replay import peak_of
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.layout import scheduled
+from autoshard.runtime.storage import Storage
 from autoshard.units import show_bytes
 
 
@@ -37,6 +38,7 @@ class Report:
             f"schedule   {scheduled(program).name}, {program.num_microbatches} micro-batches",
             f"parameters {len(storage.parameters)} here, {storage.nbytes()} bytes stored",
         ]
+        lines += _offloaded(storage)
         lines += [f"program    {_signature(item)}" for item in signatures]
         predicted = peak_of(program, executable.comm.index("pp"), optimizer)
         return cls((*lines, *notes, *memory_lines(predicted, measured)))
@@ -65,6 +67,17 @@ def memory_lines(predicted: Peak, measured: Peak | None) -> list[str]:
             text += f"{show_bytes(there):>12} measured, {here - there:+d} B"
         lines.append(text)
     return lines
+
+
+def _offloaded(storage: Storage) -> list[str]:
+    """Say where offloaded buckets lie, if the plan asks for it."""
+    away = [name for name, bucket in storage.layout.buckets.items() if bucket.on_host]
+    if not away:
+        return []
+    if storage.host is None:
+        return ["offload    nothing to do: this rank computes on the CPU, in host memory"]
+    nbytes = sum(storage.stored[name].nbytes for name in away)
+    return [f"offload    {nbytes} bytes of parameters in pinned host memory"]
 
 
 def _signature(item: tuple) -> str:

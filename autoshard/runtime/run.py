@@ -91,6 +91,7 @@ class Run:
 
     def actions(self, groups: Sequence[tuple[Action, ...]]) -> None:
         """Carry out all actions and wait until every message is delivered."""
+        self._storage.send()
         unscheduled = set(self._storage.stages) - self._exe.unshard_by_schedule
         for stage in sorted(unscheduled):
             self._unshard(stage)
@@ -147,7 +148,7 @@ class Run:
         if port.kind == BATCH:
             return self._microbatches[number][name]
         if port.kind == FLAT:
-            return self._storage.stored[name]
+            return self._storage.flat(name)
         if port.kind == BUFFER:
             own = self._exe.constants.get(name)
             return self._storage.buffer(name) if own is None else own
@@ -226,7 +227,7 @@ class Run:
         phase = self._exe.code.get((stage, "U"))
         if phase is None:
             return
-        args = [self._storage.stored[port.name] for port in phase.inputs]
+        args = [self._storage.flat(port.name) for port in phase.inputs]
         for port, value in zip(phase.outputs, phase.call(self._comm, args), strict=True):
             assert port.kind == FULL, port
             self._storage.gathered[port.name] = value

@@ -51,7 +51,7 @@ def _gather_bucket(
     holder = scheduled(program).stage_to_rank[bucket_stages(info)[0]]
     flat = None
     if comm.index("pp") == holder:
-        flat = storage.stored[bucket]
+        flat = storage.stored[bucket].to(storage.device)
         if info.axis is not None:
             flat = comm.all_gather_start(flat, info.axis).wait().view(-1)
     if comm.index("dp") != 0:

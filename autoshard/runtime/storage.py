@@ -13,12 +13,14 @@ from autoshard.ir.program import Bucket, Program
 from autoshard.ops.communicator import Communicator
 from autoshard.runtime.layout import Layout, Slot, plan_layout
 from autoshard.runtime.loss_scale import LossScaler
+from autoshard.runtime.offload import HostMemory
 
 
 class Place(Communicator, Protocol):
     """A communicator that knows the device its rank computes on."""
 
     device: torch.device
+    host: HostMemory | None  # None where the device's memory is the host's
 
 
 class Storage:
@@ -27,17 +29,22 @@ class Storage:
     A bucket is stored whole, or as this rank's shard of it; the whole of a cut bucket comes and
     goes with ``gathered``. Handed-out parameters are views of what is stored: of the parameter's
     own (tensor-parallel) shape where the bucket is whole, 1-D and perhaps empty where it is cut.
+    Offloaded buckets lie in host memory; ``send`` copies them to the device for each step.
     """
 
     def __init__(self, program: Program, comm: Place, stages: tuple[int, ...]) -> None:
         """Allocate every bucket of ``stages``; fill it with ``write``."""
         self._comm, self.mesh, self.params = comm, program.mesh, program.params
-        self.device = comm.device
+        self.device, self.host = comm.device, comm.host
         self.stages = stages
         self.layout: Layout = plan_layout(program, stages)
         self.stored: dict[str, torch.Tensor] = {
-            name: torch.zeros(self._stored_length(b), dtype=b.dtype, device=self.device)
+            name: self._zeros(b, b.dtype) for name, b in self.layout.buckets.items()
+        }
+        self._narrow: dict[str, torch.Tensor] = {  # offloaded buckets as phases read them
+            name: self._zeros(b, b.read_dtype)
             for name, b in self.layout.buckets.items()
+            if b.on_host and b.read_dtype != b.dtype
         }
         self.gathered: dict[str, torch.Tensor] = {}
         self.buffers: dict[str, torch.Tensor] = {}
@@ -54,9 +61,29 @@ class Storage:
         bucket = self.layout.buckets[slot.bucket]
         if bucket.axis is not None or bucket.read_dtype != bucket.dtype:
             return view(self.gathered[slot.bucket], slot)
+        if self.host is not None and bucket.on_host:
+            return view(self.host.copy_of(slot.bucket), slot)
         if fqn not in self._views:
             self._views[fqn] = view(self.stored[slot.bucket], slot)
         return self._views[fqn]
+
+    def send(self) -> None:
+        """Start to copy offloaded buckets to the device: the optimizer has changed them."""
+        for name, narrow in self._narrow.items():
+            narrow.copy_(self.stored[name])
+        if self.host is not None:
+            kept = {n for n, b in self.layout.buckets.items() if b.on_host and not b.is_fetched}
+            self.host.send({n: self._flat(n) for n in self.stored if n in kept})
+
+    def flat(self, name: str) -> torch.Tensor:
+        """Return a stored bucket for phases to gather: on the device, but for fetched ones."""
+        bucket = self.layout.buckets[name]
+        if self.host is None or not bucket.on_host or bucket.is_fetched:
+            return self._flat(name)
+        return self.host.copy_of(name)
+
+    def _flat(self, name: str) -> torch.Tensor:
+        return self._narrow.get(name, self.stored[name])
 
     def buffer(self, fqn: str) -> torch.Tensor:
         """Return the local buffer to compute with."""
@@ -121,6 +148,12 @@ class Storage:
         """Return the bytes that this rank keeps between steps, gradients not counted."""
         kept = [*self.stored.values(), *self.gathered.values(), *self.buffers.values()]
         return sum(t.numel() * t.element_size() for t in kept)
+
+    def _zeros(self, bucket: Bucket, dtype: torch.dtype) -> torch.Tensor:
+        length = self._stored_length(bucket)
+        if self.host is not None and bucket.on_host:
+            return self.host.zeros(length, dtype)
+        return torch.zeros(length, dtype=dtype, device=self.device)
 
     def _stored_length(self, bucket: Bucket) -> int:
         return bucket.length // (self.mesh.size(bucket.axis) if bucket.axis else 1)

@@ -127,7 +127,7 @@ class Rendezvous:
     def __init__(self, hub: Hub, rank: int) -> None:
         """Join ``hub`` as ``rank``."""
         self._hub, self.rank, self.mesh = hub, rank, hub.mesh
-        self.device, self.clock = torch.device("cpu"), Clock()
+        self.device, self.host, self.clock = torch.device("cpu"), None, Clock()
 
     def index(self, axis: str) -> int:
         """Return this rank's coordinate along ``axis``."""

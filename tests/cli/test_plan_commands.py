@@ -103,9 +103,9 @@ def test_standard_input_is_a_plan_too(stdin, capsys: pytest.CaptureFixture) -> N
 
 
 def test_what_cannot_run_yet_is_named_with_its_line(capsys: pytest.CaptureFixture) -> None:
-    Path("later.plan").write_text("autoshard 1\nzero { offload_optimizer = cpu }\n")
+    Path("later.plan").write_text("autoshard 1\nmesh { ep = 2 }\n")
     assert main(["plan", "check", "later.plan"]) == 0
-    line = "planned, not executable yet: zero.offload_optimizer = cpu (line 2)"
+    line = "planned, not executable yet: mesh.ep = 2 (line 2)"
     assert line in capsys.readouterr().out
 
 

@@ -236,14 +236,13 @@ def test_without_a_model_only_equal_paths_conflict() -> None:
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ("zero { offload_optimizer = cpu }", ["zero.offload_optimizer = cpu"]),
         ("precision { params = bf16 }", []),
         ("mesh { ep = 2 }", ["mesh.ep = 2"]),
         ("tensor { h.*.mlp.up: experts }", ["tensor style `experts`"]),
         ("tensor { h.*.mlp.up: colwise(replicate=2, pad=1) }", []),
         ("tensor { h.*.mlp.up: heads, h.*.ln: replicate(grad=sum) }", []),
         ("recompute { h.*: full }", []),
-        ("zero { offload_optimizer = off }", []),
+        ("zero { offload_optimizer = cpu, offload_params = cpu }", []),
         ("tensor { h.*.mlp.up: colwise(pad=1) }", []),
         ("pipeline { split = even(h.*), schedule = gpipe }", []),
     ],
