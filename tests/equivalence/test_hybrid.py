@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from autoshard.cost.memory import memory
 from autoshard.cost.traffic import traffic
@@ -15,9 +16,13 @@ from autoshard.ir.promote import promote
 from autoshard.mesh import Mesh
 from autoshard.proof.static import static_rows
 from autoshard.proof.verdict import Status
+from autoshard.runtime.control import Control
+from autoshard.runtime.executor import Executable
+from autoshard.runtime.state_dict import gather_state, load_state
 from autoshard.source import Source
 from autoshard.testing import runtime_faults
 from autoshard.testing.equivalence import TOLERANCE, compare_compiled, reference_run
+from autoshard.testing.lockstep import run_ranks
 from autoshard.testing.models import tiny_gpt
 from autoshard.testing.mutants import QUICK, Subject, named
 from autoshard.testing.plans import Layout, plan_text
@@ -106,3 +111,15 @@ def test_copies_cost_memory_and_save_traffic_inside() -> None:
     scattered, summed = rows["dp_shard", "reduce_scatter"], rows["dp_replicate", "all_reduce"]
     # Each micro-batch is reduced inside a group; its shard goes between groups once a step.
     assert scattered.payload_bytes == 2 * 2 * summed.payload_bytes
+
+
+def test_a_checkpoint_is_loaded_and_saved_as_it_was() -> None:
+    program, state = compiled(CELLS[2]).program, built()[0].state_dict()
+
+    def load_and_save(exe: Executable) -> dict:
+        load_state(program, exe.storage, Control(), tuple(state), state)
+        return gather_state(program, exe.storage, exe.comm, tuple(state))
+
+    first, *others = run_ranks(program, {}, load_and_save)[1]
+    assert others == [{}] * 3
+    assert all(torch.equal(first[n], v.to(first[n].dtype)) for n, v in state.items())
