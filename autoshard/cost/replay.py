@@ -139,6 +139,8 @@ class _Replay:
             is_read = bucket.read_dtype == bucket.dtype
             length = bucket.length // self._parts(bucket)
             self._heap.make(length * bucket.dtype.itemsize, PARAMETERS if is_read else OPTIMIZER)
+            if bucket.on_host and not is_read:  # the host casts what it sends
+                self._heap.make(length * bucket.read_dtype.itemsize, PARAMETERS)
         for spec in program.params:
             if spec.is_buffer and own & set(spec.homes):
                 self._heap.make(spec.numel * spec.dtype.itemsize, PARAMETERS)

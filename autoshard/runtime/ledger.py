@@ -117,6 +117,7 @@ def hold_state(ledger: Ledger, storage: Storage, moments: Iterable[torch.Tensor]
     for name, flat in storage.stored.items():
         is_read = buckets[name].read_dtype == buckets[name].dtype
         ledger.hold([flat], PARAMETERS if is_read else OPTIMIZER)
+    ledger.hold(storage.narrow.values(), PARAMETERS)
     ledger.hold(storage.buffers.values(), PARAMETERS)
     ledger.hold(moments, OPTIMIZER)
     grads = (parameter.grad for parameter in storage.parameters.values())

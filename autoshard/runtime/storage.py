@@ -41,7 +41,7 @@ class Storage:
         self.stored: dict[str, torch.Tensor] = {
             name: self._zeros(b, b.dtype) for name, b in self.layout.buckets.items()
         }
-        self._narrow: dict[str, torch.Tensor] = {  # offloaded buckets as phases read them
+        self.narrow: dict[str, torch.Tensor] = {  # offloaded buckets as phases read them
             name: self._zeros(b, b.read_dtype)
             for name, b in self.layout.buckets.items()
             if b.on_host and b.read_dtype != b.dtype
@@ -69,7 +69,7 @@ class Storage:
 
     def send(self) -> None:
         """Start to copy offloaded buckets to the device: the optimizer has changed them."""
-        for name, narrow in self._narrow.items():
+        for name, narrow in self.narrow.items():
             narrow.copy_(self.stored[name])
         if self.host is not None:
             kept = {n for n, b in self.layout.buckets.items() if b.on_host and not b.is_fetched}
@@ -83,7 +83,7 @@ class Storage:
         return self.host.copy_of(name)
 
     def _flat(self, name: str) -> torch.Tensor:
-        return self._narrow.get(name, self.stored[name])
+        return self.narrow.get(name, self.stored[name])
 
     def buffer(self, fqn: str) -> torch.Tensor:
         """Return the local buffer to compute with."""
