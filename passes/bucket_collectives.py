@@ -47,9 +47,11 @@ class BucketCollectives(Pass):
                                                      view_at(g, 0), view_at(g, w.numel())
         reduce_scatter(pack([dw])), ...         -->  reduce_scatter(pack([dw, db]))
 
-    Parameters that phases gather (ZeRO 3) share a bucket within a unit only: a repeated block, or
-    what stands before, between or after the blocks. All others share buckets across units. A bucket
-    holds at most `gather_bucket` and `reduce_bucket` bytes; only a single parameter may be larger.
+    Parameters that phases gather (ZeRO 3) or whose gradients they reduce (2) share a bucket within
+    a unit only: a repeated block, or what stands before, between or after the blocks. So no more
+    than a unit is whole at once, and a reduction runs beside the next unit's backward. All others
+    share buckets across units. A bucket holds at most `gather_bucket` and `reduce_bucket` bytes;
+    only a single parameter may be larger.
     A parameter tied over pipeline stages keeps a bucket of its own.
     """
 
@@ -150,7 +152,7 @@ def _open_bucket(merges: list[_Merge], wanted: _Merge, policy: ZeroPolicy, nbyte
     kind = (wanted.stage, wanted.is_cut, wanted.trained, wanted.dtype)
     alike = [m for m in merges if (m.stage, m.is_cut, m.trained, m.dtype) == kind and not m.tied]
     last = alike[-1] if alike and not wanted.tied else None
-    by_unit = policy.gathers_in_graphs and wanted.is_cut
+    by_unit = policy.reduces_per_microbatch and wanted.is_cut
     fits = last is not None and last.nbytes + nbytes <= _limit(wanted, policy)
     if last is not None and fits and (last.unit == wanted.unit or not by_unit):
         return last

@@ -61,7 +61,7 @@ def test_a_parameter_behind_a_detach_gets_no_gradient_at_run_time(stage: int) ->
 
 
 def test_a_gap_in_a_bucket_is_reduced_as_zeros() -> None:
-    ctx = context(Mesh.of(dp=2), zero=zero(2), pipeline=before())
+    ctx = context(Mesh.of(dp=2), zero=zero(2, units=("emb",)), pipeline=before())
     passes = (*PASSES, ShardStorage(), *OVERLAP)
     program = compile_with(passes, WeightElsewhere().double(), token_batch(), ctx)
     backward = program.stages[0].phases["I"]
