@@ -43,6 +43,7 @@ __all__ = (
     "fake_like",
     "graph_under_trace",
     "has_autograd",
+    "inductor_compile",
     "is_composite",
     "make_fx",
     "reduce_scatter_into",
@@ -69,6 +70,13 @@ def fake_like(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     """
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def inductor_compile(
+    module: torch.fx.GraphModule, examples: list[torch.Tensor]
+) -> Callable[..., list[torch.Tensor]]:
+    """Return a flat inference graph as a function that Inductor made for inputs like these."""
+    return torch._inductor.compile(module, examples)
 
 
 def graph_under_trace() -> torch.fx.Graph:

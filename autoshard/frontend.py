@@ -77,6 +77,7 @@ def compile_plan(
     if dtype is not None:
         program = promote(program, dtype)
     program.num_microbatches = resolved.num_microbatches
+    program.compiler = plan.fuse.compile
     remarks: list[Remark] = []
     kept: list[PlainGraph] = []
 

@@ -149,6 +149,7 @@ class FuseBlock:
 
     add_layer_norm: Literal["auto", "reference", "cuda", "off"] = "auto"
     only: tuple[str, ...] = ()  # globs; empty is everywhere
+    compile: Literal["off", "inductor"] = "off"
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,13 @@ FUSE = BlockSpec(
             ("layer_norm", "fused_layer_norm"),
         ),
         SettingSpec("only", Globs(), "fuse only inside these modules"),
+        SettingSpec(
+            "compile",
+            Enum(("off", "inductor"), (("on", "inductor"), ("true", "inductor"))),
+            "what stands between collectives and fused operations, compiled when a program is "
+            "linked; what the compiler refuses runs as it is",
+            synonyms=("torch_compile", "compiler"),
+        ),
     ),
     synonyms=("fusion", "kernels", "fused", "kernel"),
 )

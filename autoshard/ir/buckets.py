@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Graph, Node
 
+from autoshard.ir.fakes import fake_vector
 from autoshard.ir.graph_function import (
     ACCUMULATED,
     FLAT,
@@ -105,9 +106,8 @@ def flat_placeholder(
     mode: torch._subclasses.FakeTensorMode,
 ) -> Node:
     """Append the input port of a bucket: its shard (FLAT, FLAT_GRAD) or its whole gradient."""
-    with mode:
-        dtype = bucket.flat_dtype if kind == FLAT else bucket.grad_dtype
-        value = torch.empty(length, dtype=dtype)
+    dtype = bucket.flat_dtype if kind == FLAT else bucket.grad_dtype
+    value = fake_vector(length, dtype, mode)
     placements = {}
     if bucket.axis is not None:
         placements = {bucket.axis: PARTIAL if kind == ACCUMULATED else Shard(0)}

@@ -39,6 +39,16 @@ def refake(node: Node, mode: FakeTensorMode) -> None:
         seen[key] = value
 
 
+def fake_vector(length: int, dtype: torch.dtype, mode: FakeTensorMode) -> torch.Tensor:
+    """Return the fake value of a flat buffer of ``length`` elements."""
+    seen = mode.seen if isinstance(mode, FakeMode) else {}
+    key = (fake_vector, length, dtype)
+    if key not in seen:
+        with mode:
+            seen[key] = torch.empty(length, dtype=dtype, device="cpu")
+    return seen[key]
+
+
 def _key(call: object) -> Hashable | None:
     """Return what the result of a call depends on; None where that isn't known."""
     try:

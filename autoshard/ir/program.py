@@ -119,6 +119,7 @@ class Program:
     buckets: tuple[Bucket, ...] = ()
     schedule: Schedule | None = None
     kernels: str = "auto"  # how fused ops run: "auto", or "reference" by torch's operators alone
+    compiler: str = "off"  # of what stands between collectives: "off" or "inductor"
     precision: Precision | None = None  # None: every value as the model has it
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     compared: object | None = None  # ir.compare.CompareReport: the capture against eager

@@ -36,8 +36,10 @@ class Executable:
         storage: Storage,
         code: Code,
         prelude: Compiled | None,
+        notes: tuple[str, ...] = (),
     ) -> None:
-        """Bind what ``runtime.link`` prepared."""
+        """Bind what ``runtime.link`` prepared; ``notes`` are lines for the report."""
+        self.notes = notes
         self.program, self.comm, self.storage, self.code = program, comm, storage, code
         self.messages = Messages(program, comm.device)
         self.constants = {n: v.to(comm.device) for n, v in program.constants.items()}

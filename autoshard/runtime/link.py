@@ -7,6 +7,7 @@ from autoshard.ir.program import Program
 from autoshard.runtime.codegen import Compiled, generate
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.executor import Executable
+from autoshard.runtime.inductor import inductor_for
 from autoshard.runtime.layout import plan_layout, scheduled
 from autoshard.runtime.phases import Code, generate_code
 from autoshard.runtime.storage import Storage
@@ -34,8 +35,12 @@ def link(
         raise InternalError("two programs of one plan lay their parameters out differently")
     if prelude is None and program.prelude is not None:
         prelude = generate(program.prelude, "prelude", program.kernels)
-    code = code if code is not None else generate_code(program)
-    return Executable(program, comm, storage, code, prelude)
+    notes: tuple[str, ...] = ()
+    if code is None:
+        inductor = inductor_for(program, comm.device)
+        code = generate_code(program, stages, inductor)
+        notes = (inductor.summary(),) if inductor is not None else ()
+    return Executable(program, comm, storage, code, prelude, notes)
 
 
 def _check(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autoshard.ir.graph_function import (
@@ -13,6 +14,7 @@ from autoshard.ir.graph_function import (
 )
 from autoshard.ir.program import Program, Stage
 from autoshard.runtime.codegen import Compiled, generate
+from autoshard.runtime.inductor import Inductor
 
 PER_MICROBATCH = ("F", "I", "W")  # in the order in which they run
 KEPT = frozenset({SAVED, BOUNDARY, TANGENT})  # kinds that live from one action to another
@@ -32,19 +34,25 @@ class Phase:
 Code = dict[tuple[int, str], Phase]  # (stage, phase) -> its function
 
 
-def generate_code(program: Program) -> Code:
-    """Generate every phase of every stage; ranks of one process can share the result."""
+def generate_code(
+    program: Program,
+    stages: Iterable[int] | None = None,
+    inductor: Inductor | None = None,
+) -> Code:
+    """Generate every phase of the given stages, or of all: ranks of one process can share those."""
+    wanted = program.stages if stages is None else [program.stages[index] for index in stages]
     return {
         (stage.index, name): phase
-        for stage in program.stages
-        for name, phase in _stage_phases(stage, program.kernels).items()
+        for stage in wanted
+        for name, phase in _stage_phases(stage, program.kernels, inductor).items()
     }
 
 
-def _stage_phases(stage: Stage, kernels: str) -> dict[str, Phase]:
+def _stage_phases(stage: Stage, kernels: str, inductor: Inductor | None) -> dict[str, Phase]:
     phases = {}
     for name, function in stage.phases.items():
-        call = generate(function, f"stage{stage.index}_{name}", kernels)
+        body = function if inductor is None else inductor.compiled(function)
+        call = generate(body, f"stage{stage.index}_{name}", kernels)
         last = _last_reads(stage.phases, name)
         ports = function.inputs, function.outputs
         phases[name] = Phase(*ports, call, last, function.makes_gradients)

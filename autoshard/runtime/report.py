@@ -41,7 +41,7 @@ class Report:
         lines += _offloaded(storage)
         lines += [f"program    {_signature(item)}" for item in signatures]
         predicted = peak_of(program, executable.comm.index("pp"), optimizer)
-        return cls((*lines, *notes, *memory_lines(predicted, measured)))
+        return cls((*lines, *executable.notes, *notes, *memory_lines(predicted, measured)))
 
     def save(self, path: str | Path) -> None:
         """Write the text to a file."""

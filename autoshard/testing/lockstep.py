@@ -18,6 +18,7 @@ from autoshard.runtime.batch import split_leaves
 from autoshard.runtime.clip import clip_grad_norm
 from autoshard.runtime.codegen import generate
 from autoshard.runtime.executor import Executable
+from autoshard.runtime.inductor import inductor_for
 from autoshard.runtime.link import link
 from autoshard.runtime.phases import Code, generate_code
 from autoshard.testing.assemble import agreed, assemble
@@ -102,7 +103,8 @@ def run_ranks(
     code: Code | None = None,
 ) -> tuple[list[Executable], list]:
     """Link ``program`` for every virtual rank, run ``body`` on each in lock step; return both."""
-    code = code or generate_code(program)
+    inductor = inductor_for(program, torch.device("cpu"))
+    code = code or generate_code(program, inductor=inductor)
     prelude = (
         generate(program.prelude, "prelude", program.kernels)
         if program.prelude is not None
