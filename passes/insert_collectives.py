@@ -22,8 +22,9 @@ from autoshard.ir.node_info import info, val
 from autoshard.ir.placement import REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
-from autoshard.ir.rules.call import tensor_inputs
+from autoshard.ir.rules.call import Choice, call_of, tensor_inputs
 from autoshard.ir.rules.factors import is_padded
+from autoshard.ir.rules.table import choose
 from autoshard.ops import collectives
 from autoshard.passes._placing import Reader, needs_grad, reader_of
 
@@ -173,20 +174,36 @@ class _Insertion:
     def twin(self, value: Node, want: Shard, reader: Node) -> Node | None:
         """Return a value made in its local size where it is constant along the split dimension.
 
-        An expanded mask, or a constant, need not be made whole to be cut.
+        An expanded mask, or a constant, need not be made whole to be cut; nor need a key that all
+        heads share, expanded and then transposed.
         """
         if value.op != "call_function" or want.blocks:
             return None
-        if want.dim not in self.reader.choice(value).uniform:
-            return None
-        args = value.args
         inputs = tensor_inputs(value)
-        if inputs and inputs[0] in self.grad:
-            args = (self.copy(inputs[0], reader), *args[1:])
+        if want.dim not in self.reader.choice(value).uniform:
+            source = self.twin_source(value, want, reader) if len(inputs) == 1 else None
+        elif inputs and inputs[0] in self.grad:
+            source = self.copy(inputs[0], reader)
+        else:
+            source = inputs[0] if inputs else value
+        if source is None:
+            return None
+        args = (source, *value.args[1:]) if inputs else value.args
         placements = {**info(value).placements, self.reader.axis: want}
         return self.rewriter.call(
             value.target, *args, like=value, placements=placements, **value.kwargs
         )
+
+    def twin_source(self, value: Node, want: Shard, reader: Node) -> Node | None:
+        """Return the twin of the one value that ``value`` is made of, None if it has none."""
+        (source,), call = tensor_inputs(value), call_of(value, self.reader.size)
+        if isinstance(val(source), (tuple, list)):
+            return None
+        for dim in range(val(source).dim()):
+            shard = Shard(dim)
+            if choose(call, (shard,)) == Choice((shard,), (want,)):
+                return self.twin(source, shard, reader)
+        return None
 
     def call(
         self, op: Callable, value: Node, placement: Placement, like: Node, *args: object

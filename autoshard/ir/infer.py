@@ -115,7 +115,19 @@ class Inference:
         inputs = tensor_inputs(node)
         if count == 1 == len(inputs) and inputs[0] in self.readings:
             self._carry_readings(node, choice)
+        if self._is_made_local(node, choice):
+            return info(node).placement(self.axis.name)
         return choice.outs[0] if count == 1 else choice.outs
+
+    def _is_made_local(self, node: Node, choice: Choice) -> bool:
+        """Tell whether a value is constant along the dim that it is recorded to be split along.
+
+        It was made in its local size, which is any rank's part of the whole one. Over dp it may be
+        read either way, see `_lies_as`.
+        """
+        recorded = info(node).placement(self.axis.name)
+        is_split = isinstance(recorded, Shard) and not self.axis.is_data
+        return is_split and recorded.dim in choice.uniform
 
     def _check_mask(self, node: Node, held: Placement) -> None:
         """Check that a dropout knows which part of the global value this rank's part is."""

@@ -80,7 +80,7 @@ def test_wrong_parts_are_refused_at_the_later_split(name: str) -> None:
         assert part in text
 
 
-@pytest.mark.parametrize("habit", ["norms", "alibi", "table"])
+@pytest.mark.parametrize("habit", ["norms", "alibi", "table", "shared"])
 def test_what_belongs_to_heads_gets_its_gradient_whole(habit: str) -> None:
     rules = "{q,k,v}_proj: colwise" + (", {q,k}_norm: replicate(grad=sum)" * (habit == "norms"))
     assert_trains(heads_toy("separate", 4, 2, **{habit: True}), plan(rules))
