@@ -18,7 +18,13 @@ from torch.fx.node import map_arg
 
 from autoshard.compat import AUTOCAST_REGION, SET_GRAD_REGION
 
-_DETACH = torch.ops.aten.detach.default
+aten = torch.ops.aten
+_DETACH = aten.detach.default
+# They return their input itself where it is as they want it, in a region as outside.
+_SAME = (
+    *(aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other),
+    *(aten.type_as.default, aten.contiguous.default),
+)
 
 
 def inline_grad_regions(module: GraphModule, in_autocast: bool = False) -> bool:
@@ -91,6 +97,8 @@ class _Inliner:
         """Copy one node; what it reads from a region without gradients it reads detached."""
         if node.op == "get_attr":
             return self.copy_attribute(module, node)
+        if not enabled and _is_its_input(node):
+            return self.value(module, node.args[0], values)
         made = self.graph.node_copy(
             node, lambda n: self.read(self.value(module, n, values), enabled)
         )
@@ -127,6 +135,14 @@ class _Inliner:
 def _is_float(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _is_its_input(node: Node) -> bool:
+    """Tell whether a call returns its input: what reads it behind the region gets its gradient."""
+    if node.target not in _SAME or True in node.args[2:] or node.kwargs.get("copy"):
+        return False
+    made, given = node.meta["val"], node.args[0].meta["val"]
+    return (made.dtype, made.device, made.stride()) == (given.dtype, given.device, given.stride())
 
 
 def _is_region_body(node: Node) -> bool:

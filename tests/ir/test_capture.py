@@ -166,6 +166,7 @@ def test_a_symbolically_traced_module_is_captured_like_any_other() -> None:
     "model",
     [
         models.NoGrad(),
+        models.PassesThrough(),
         models.Autocast(),
         models.WritesInPlace(),
         models.DropsInPlace(),
