@@ -148,8 +148,15 @@ def _read_heads(holder: object, width: int | None) -> Heads | None:
 
 
 def _first_int(holder: object, names: tuple[str, ...]) -> int | None:
-    values = (getattr(holder, name, None) for name in names)
+    values = (_attribute(holder, name) for name in names)
     return next((value for value in values if type(value) is int and value > 0), None)
+
+
+def _attribute(holder: object, name: str) -> object:
+    try:
+        return getattr(holder, name, None)
+    except RuntimeError:  # transformers' configurations say so that layers differ in it
+        return None
 
 
 def _in_features(module: nn.Module) -> int | None:

@@ -34,6 +34,22 @@ class Model(nn.Module):
         self.scale = nn.Parameter(torch.ones(D), requires_grad=False)
 
 
+class Uneven:
+    """A configuration whose layers differ, as transformers has them: asking for one width fails."""
+
+    num_attention_heads = 4
+
+    @property
+    def head_dim(self) -> int:
+        raise RuntimeError("layers differ")
+
+
+def test_a_configuration_that_differs_by_layer_states_no_heads() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.config = Uneven()
+    assert describe(model).num_heads is None
+
+
 def test_modules_come_in_order_with_kinds_shapes_and_children() -> None:
     facts = describe(Model())
     assert [m.path for m in facts.modules][:5] == ["", "wte", "attn", "attn.qkv", "attn.out"]
