@@ -47,7 +47,8 @@ def match_rules(block: str, rules: Iterable[Rule], paths: Paths | None) -> Match
 
 def with_used(plan: Plan, facts: ModelFacts | None) -> tuple[list[Rule], list[Diagnostic]]:
     """Return the tensor rules with those that `use` takes over from the model."""
-    rules, found = list(plan.tensor.rules), []
+    rules = list(plan.tensor.rules)
+    found: list[Diagnostic] = []
     if facts is None:
         return rules, found
     for use in reversed(plan.tensor.uses):
