@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -19,12 +21,14 @@ LARGEST = 2**28  # elements
 class Constants:
     """Constant values of one graph, computed on demand."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, origins: Mapping[Node, Node]) -> None:
         self.samples = samples  # of one micro-batch
+        self.origins = origins  # an input -> the node of another graph that made it
         self._known: dict[Node, object] = {}
 
     def is_uniform(self, node: Node, shard: Shard) -> bool:
         """Tell whether a value is the same for all samples that lie along the shard."""
+        node = self.origins.get(node, node)
         if node.target is aten.expand.default:
             source = val(node.args[0])
             dim = shard.dim - (val(node).dim() - source.dim())
@@ -48,6 +52,7 @@ class Constants:
 
     def _value(self, node: Node) -> object:
         """Return the value of a constant small enough to compute, None for any other node."""
+        node = self.origins.get(node, node)
         if node not in self._known:
             self._known[node] = self._compute(node)
         return self._known[node]

@@ -60,7 +60,7 @@ class Inference:
 
     def __post_init__(self) -> None:
         split = (leaf.shape[0] for leaf in self.program.leaves if leaf.is_split)
-        self.uniformity = Uniformity(next(split, 1))
+        self.uniformity = Uniformity(next(split, 1), self.origins)
 
     def walk(self, function: GraphFunction) -> None:
         """Infer every call in order; the placements of the placeholders are in ``env``."""
@@ -186,9 +186,8 @@ class Inference:
         if not self.axis.is_data:
             return own
         if isinstance(held, Replicate):
-            made = self.origins.get(value, value)
             along = (Shard(dim) for dim in range(len(shape)))
-            return *own, *(shard for shard in along if self.uniformity.is_uniform(made, shard))
+            return *own, *(shard for shard in along if self.uniformity.is_uniform(value, shard))
         is_one = isinstance(held, Shard) and shape[held.dim] == 1
         return (*own, PARTIAL) if is_one and info(reader).phase == "B" else own
 
@@ -218,8 +217,7 @@ class Inference:
         if have == want:
             return True
         split = isinstance(want, Shard) and isinstance(have, Replicate)
-        made = self.origins.get(node, node)
-        return split and self.axis.is_data and self.uniformity.is_uniform(made, want)
+        return split and self.axis.is_data and self.uniformity.is_uniform(node, want)
 
     def _consistent_choice(self, node: Node, ins: tuple[Placement, ...]) -> Choice:
         """Return the rule's choice for global output shapes that agree with what it chose.

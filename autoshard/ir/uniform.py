@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from torch.fx import Node
 
@@ -19,9 +21,10 @@ class Uniformity:
     those are equal, these are.
     """
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.constants = Constants(samples)
+    def __init__(self, samples: int, origins: Mapping[Node, Node] = MappingProxyType({})) -> None:
+        """``origins`` tell which node of another graph made an input; it may grow later."""
+        self.samples, self.origins = samples, origins
+        self.constants = Constants(samples, origins)
         self.known: dict[Node, frozenset[int]] = {}
 
     def is_uniform(self, value: Node, shard: Shard) -> bool:
@@ -35,6 +38,7 @@ class Uniformity:
 
     def dims(self, value: Node) -> frozenset[int]:
         """Return the dims along which a value is constant."""
+        value = self.origins.get(value, value)
         if value not in self.known:
             self.known[value] = self._find(value)
         return self.known[value]

@@ -21,6 +21,8 @@ EMBEDDINGS = {
     "bloom": ("transformer.word_embeddings", "lm_head"),
     "llama": ("model.embed_tokens", "lm_head"),
 }
+KINDS = ("vocab", "vocab(pad=8)", "vocab(pad=8)", "replicate", "colwise(gather)")
+TWO_STAGES = ("interleaved_1f1b", "zbv", "dualpipev")  # schedules of several stages a rank
 PIECES = (
     *'{}()[]=:,;#$"*\\.-\n\t ',
     *("autoshard 1", "override ", "use ", "drop x", "let a = $a\n", "[0..", "{a,", "**"),
@@ -68,11 +70,14 @@ def draw(rng: Random, most_ranks: int = 8) -> Drawn:
     if tp > 1:
         lines.append(f"tensor {{ {_tensor(rng, family)} }}")
     if pp > 1:
-        lines.append(f"pipeline {{ {_pipeline(rng, family)} }}")
+        schedule = rng.choice(tuple(SCHEDULES))
+        virtual = 2 if schedule in TWO_STAGES else 1
+        layers = max(layers, pp * virtual) if rng.random() < 0.9 else layers
+        lines.append(f"pipeline {{ {_pipeline(rng, family, schedule, virtual)} }}")
     if dp > 1 or rng.random() < 0.2:
         lines.append(f"zero {{ {_zero(rng, family)} }}")
     if rng.random() < 0.3:
-        lines.append(f"fuse {{ add_layer_norm = {rng.choice(('auto', 'on', 'off'))} }}")
+        lines.append(f"fuse {{ add_layer_norm = {rng.choice(('auto', 'reference', 'off'))} }}")
     dropout = rng.choice((0.0, 0.0, 0.1))
     total = dp * microbatches * size
     return Drawn(family, layers, heads, vocab, dropout, total, size, "\n".join(lines) + "\n")
@@ -96,19 +101,21 @@ def _mesh(rng: Random, pp: int, dp: int, tp: int) -> str:
 
 def _tensor(rng: Random, family: str) -> str:
     rules = TENSOR_RULES[family]
-    for name in EMBEDDINGS[family]:
-        kind = rng.choice(("vocab", "vocab", "vocab(pad=8)", "replicate", "colwise(gather)"))
+    kinds = [rng.choice(KINDS) for _ in EMBEDDINGS[family]]
+    kinds = kinds if rng.random() < 0.1 else kinds[:1] * len(kinds)  # tied weights lie alike
+    for name, kind in zip(EMBEDDINGS[family], kinds, strict=True):
         rules = rules.replace(f"{name}: vocab", f"{name}: {kind}")
     if rng.random() < 0.2:
         rules = rules.replace("rowwise", "replicate", 1)
     return rules
 
 
-def _pipeline(rng: Random, family: str) -> str:
+def _pipeline(rng: Random, family: str, schedule: str, virtual: int) -> str:
     units = PIPELINE_UNITS[family]
     first, last = EMBEDDINGS[family]
     split = rng.choice((f"even({units})", f"even({units})", f"even({first}, {units}, {last})"))
-    return f"split = {split}, schedule = {rng.choice(tuple(SCHEDULES))}"
+    more = f", virtual_stages = {virtual}" if virtual > 1 and rng.random() < 0.9 else ""
+    return f"split = {split}, schedule = {schedule}{more}"
 
 
 def _zero(rng: Random, family: str) -> str:

@@ -112,6 +112,16 @@ def test_a_bucket_that_stays_gathered_for_backward_is_known_there() -> None:
     assert [row.status for row in static_rows(made.program, made.plain)] == [Status.PROVED] * 3
 
 
+def test_a_constant_that_is_computed_again_in_backward_is_still_one() -> None:
+    """ALiBi slopes are the same for all samples; backward reads them cast and recomputed."""
+    layout = Layout(dp=2)
+    extra = "precision { params = bf16 }\nrecompute { transformer.h.*: full }"
+    plan = load(Source("p.plan", plan_text("bloom", layout, extra))).require()
+    model, batch, loss = built("bloom", layout.samples)
+    made = compile_plan(model, plan, batch, loss, captured=captured("bloom", 2))
+    assert [row.status for row in static_rows(made.program, made.plain)] == [Status.PROVED] * 3
+
+
 def test_a_view_of_another_parameter_in_the_gathered_bucket_is_seen() -> None:
     made = compiled("tiny_gpt", Layout(dp=2, zero=3))
     for stage in made.program.stages:
