@@ -152,8 +152,9 @@ def _check_releases(function: GraphFunction, where: str) -> None:
     for start in function.graph.nodes:
         if start.target is not ops.all_gather_start or uncast(start.args[0]).op != "placeholder":
             continue
-        (whole,) = start.users
         name = function.inputs[function.placeholders.index(uncast(start.args[0]))].name
+        _check_started(start, f"{where}: `{name}`")
+        (whole,) = start.users
         last = lifetime_end(whole, order)
         if last.op != "output" and last.target is not ops.release:
             raise VerifyError(

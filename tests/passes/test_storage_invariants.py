@@ -115,6 +115,15 @@ def test_a_bucket_that_is_never_released_is_seen() -> None:
     rejects("bounded", broken, "its release is not after it")
 
 
+def test_a_gather_that_is_read_beside_its_wait_is_told_by_the_check_of_releases_too() -> None:
+    broken = program()
+    forward = broken.stages[0].phases["F"]
+    start = nodes(forward, ops.all_gather_start)[0]
+    (wait,) = start.users
+    next(iter(wait.users)).replace_input_with(wait, start)
+    rejects("bounded", broken, "it is read by %")
+
+
 def test_a_schedule_for_another_program_is_seen() -> None:
     broken = program()
     broken.stages.append(broken.stages[1])
