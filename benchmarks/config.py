@@ -129,4 +129,24 @@ LAUNCHES = (
         ),
     ),
     Launch("tensor", 2, (Row("tp", "dtensor"), Row("tp sp", "dtensor sp"))),
+    Launch(
+        "pipeline",
+        2,
+        (
+            Row("gpipe", "torch GPipe"),
+            Row("1f1b", "torch 1F1B"),
+            Row("interleaved", "torch Interleaved1F1B"),
+            Row("zb", "torch InterleavedZeroBubble"),
+            Row("zbv", "torch ZBVZeroBubble"),
+        ),
+    ),
+    Launch(
+        "combined",
+        4,
+        (
+            Row("pp tp", "torch 1F1B, dtensor"),
+            Row("zero 3 tp", "fsdp2, dtensor sp"),
+            Row("zero 3 tp", "fsdp2, dtensor sp, messages"),
+        ),
+    ),
 )

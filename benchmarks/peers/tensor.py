@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -18,10 +19,20 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.config import Size
+from benchmarks.peers.fsdp2 import shard
 from benchmarks.peers.model import GPT, adamw, build_model, local_batch, token_loss
 from benchmarks.peers.trainer import Trainer
 
 Styles = dict[str, ParallelStyle]
+
+
+def fsdp2_dtensor(size: Size, *, messages: bool = False) -> Trainer:
+    """Return FSDP2 over half of the ranks of a model that DTensor splits over the other half."""
+    half = dist.get_world_size() // 2
+    mesh = init_device_mesh("cpu", (2, half), mesh_dim_names=("dp", "tp"))
+    model = split(build_model(size), mesh["tp"], sequence=True)
+    shard(model, mesh["dp"], kept=False, messages=messages)
+    return tensor_trainer(model, size, mesh.get_local_rank("dp"), 2)
 
 
 def dtensor(size: Size, *, sequence: bool = False) -> Trainer:
@@ -39,12 +50,18 @@ def split(model: GPT, mesh: DeviceMesh, sequence: bool) -> GPT:
     return model
 
 
+def optimizer_of(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return AdamW; one fused kernel takes plain tensors or DTensors of one mesh, not both."""
+    kinds: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kind = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        kinds.setdefault(kind, []).append(parameter)
+    return adamw([{"params": kind} for kind in kinds.values()])
+
+
 def tensor_trainer(model: GPT, size: Size, index: int, count: int) -> Trainer:
     """Return the usual loop; logits stay split over the vocabulary, and so the loss."""
-    parameters = list(model.parameters())
-    # One fused kernel takes plain tensors or DTensors, not both.
-    kinds = [[p for p in parameters if isinstance(p, DTensor) is cut] for cut in (True, False)]
-    optimizer = adamw([{"params": kind} for kind in kinds if kind])
+    optimizer = optimizer_of(list(model.parameters()))
 
     def step(number: int) -> Tensor:
         ids, labels = local_batch(size, number, index, count)
