@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +16,7 @@ from autoshard.runtime.comm import Transport
 from autoshard.runtime.layout import scheduled
 from autoshard.runtime.loss_scale import LossScaler
 from autoshard.runtime.messages import Messages
-from autoshard.runtime.phases import PER_MICROBATCH, Code
+from autoshard.runtime.phases import PER_MICROBATCH, Code, Phase
 from autoshard.runtime.prelude import Prelude
 from autoshard.runtime.run import Run
 from autoshard.runtime.storage import Storage
@@ -24,6 +25,26 @@ from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import RECVS, SENDS
 
 Leaves = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a phase is given: parameters that never move, and what each call looks up."""
+
+    fixed: list[torch.Tensor | None]  # by place; None where it moves
+    moving: tuple[tuple[int, Port, bool], ...]  # (place, port, whether this is its last reader)
+
+    @classmethod
+    def of(cls, phase: Phase, storage: Storage) -> Inputs:
+        """Look up once what can't change from step to step."""
+        fixed: list[torch.Tensor | None] = []
+        moving = []
+        for place, port in enumerate(phase.inputs):
+            stays = port.kind == PARAM and storage.is_fixed(port.name)
+            fixed.append(storage.param(port.name) if stays else None)
+            if not stays:
+                moving.append((place, port, port in phase.last))
+        return cls(fixed, tuple(moving))
 
 
 class Executable:
@@ -48,6 +69,12 @@ class Executable:
         self.unreached = unreached_parameters(program)
         self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
         self.reads = _ports_read(code, storage.stages)
+        self.inputs = {
+            (stage, name): Inputs.of(code[stage, name], storage)
+            for stage in storage.stages
+            for name in PER_MICROBATCH
+            if (stage, name) in code
+        }
         self.readers = _readers(storage, self.reads)
         self.last_stage = len(program.stages) - 1
         needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from autoshard.diagnostics import InternalError
-from autoshard.runtime.layout import Slot
-from autoshard.runtime.storage import Storage, view
+from autoshard.runtime.storage import Storage
 
 Key = tuple[int, str]  # (stage, bucket): a bucket of tied parameters has one sum for each stage
 
@@ -28,6 +27,7 @@ class Gradients:
         """
         self._storage, self._unreached = storage, unreached
         self._sums: dict[Key, torch.Tensor] = {}
+        self._views: dict[tuple[int, str], torch.Tensor] = {}  # by (stage, parameter)
         self._written: dict[Key, set[str]] = {}
         self._shards: dict[Key, torch.Tensor] = {}
         self._results: dict[str, torch.Tensor] = {}  # by bucket
@@ -35,18 +35,15 @@ class Gradients:
 
     def add(self, stage: int, fqn: str, grad: torch.Tensor) -> None:
         """Add the gradient of a local parameter, not yet reduced over data parallel ranks."""
-        slot = self._storage.layout.slots[fqn]
-        key = (stage, slot.bucket)
-        bucket = self._storage.layout.buckets[slot.bucket]
+        key = (stage, self._storage.layout.slots[fqn].bucket)
         if key not in self._sums:
-            self._sums[key] = grad.new_empty(bucket.length, dtype=bucket.grad_dtype)
-            self._written[key] = set()
-        target = view(self._sums[key], slot)
-        if fqn in self._written[key]:
+            self._open(key, grad)
+        target, written = self._views[stage, fqn], self._written[key]
+        if fqn in written:
             target.add_(grad)
         else:
             target.copy_(grad)
-            self._written[key].add(fqn)
+            written.add(fqn)
 
     def add_shard(self, stage: int, bucket: str, shard: torch.Tensor) -> None:
         """Add this rank's shard of a bucket's gradient that the graph reduced already."""
@@ -64,7 +61,7 @@ class Gradients:
             info = self._storage.layout.buckets[bucket]
             return torch.zeros(info.length, dtype=info.grad_dtype, device=self._storage.device)
         for key in keys:
-            self._clear_gaps(self._sums[key], bucket, self._written.pop(key))
+            self._close(key)
         return _added(self._sums, keys)
 
     def take_shard(self, bucket: str) -> torch.Tensor:
@@ -111,28 +108,33 @@ class Gradients:
         for bucket, result in sorted((self._results | self._on_host).items()):
             if factor != 1.0:
                 result.mul_(factor)
-            for slot in self._storage.layout.slots_of(bucket):
-                self._attach(slot, result)
+            for fqn, grad in self._storage.own[bucket].views(result).items():
+                parameter = self._storage.parameters[fqn]
+                if not parameter.requires_grad or fqn in self._unreached:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = grad
+                else:
+                    parameter.grad.add_(grad)
 
-    def _attach(self, slot: Slot, result: torch.Tensor) -> None:
-        if not slot.spec.requires_grad or slot.spec.fqn in self._unreached:
-            return
-        parameter = self._storage.parameters[slot.spec.fqn]
-        grad = self._storage.own_part(result, slot)
-        if parameter.grad is None:
-            parameter.grad = grad
-        else:
-            parameter.grad.add_(grad)
+    def _open(self, key: Key, like: torch.Tensor) -> None:
+        """Make the buffer of a sum, and a view of it for each parameter."""
+        stage, name = key
+        bucket = self._storage.layout.buckets[name]
+        flat = self._sums[key] = like.new_empty(bucket.length, dtype=bucket.grad_dtype)
+        self._written[key] = set()
+        for fqn, target in self._storage.whole[name].views(flat).items():
+            self._views[stage, fqn] = target
 
-    def _clear_gaps(self, total: torch.Tensor, bucket: str, written: set[str]) -> None:
+    def _close(self, key: Key) -> None:
         """Zero what no gradient was written to: padding, frozen and unreached parameters."""
-        end = 0
-        slots = sorted(self._storage.layout.slots_of(bucket), key=lambda slot: slot.offset)
-        for slot in slots:
-            if slot.spec.fqn in written:
-                total[end : slot.offset].zero_()
-                end = slot.offset + slot.numel
-        total[end:].zero_()
+        (stage, name), written = key, self._written.pop(key)
+        pieces = self._storage.whole[name]
+        pieces.clear_gaps(self._sums[key])
+        for fqn, _, _ in pieces.places:
+            target = self._views.pop((stage, fqn))
+            if fqn not in written:
+                target.zero_()
 
 
 def _of_bucket(sums: Mapping[Key, torch.Tensor], bucket: str) -> list[Key]:

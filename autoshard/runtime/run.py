@@ -130,7 +130,10 @@ class Run:
         held = self._place(stage, number)
         if name == "I":
             self._fill_tangents(stage, held)
-        args = [self._input(port, stage, number, port in phase.last) for port in phase.inputs]
+        inputs = self._exe.inputs[stage, name]
+        args = inputs.fixed.copy()
+        for place, port, is_last in inputs.moving:
+            args[place] = self._input(port, stage, number, is_last)
         give = [partial(self.gradients.add, stage)] if phase.gives else []
         results = phase.call(self._comm, args, *give)
         for port, value in zip(phase.outputs, results, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,6 +23,48 @@ class Place(Communicator, Protocol):
 
     device: torch.device
     host: HostMemory | None  # None where the device's memory is the host's
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a flat buffer falls apart into parameters, with gaps that belong to none.
+
+    One split makes all views: a step must not spend Python's time on every parameter.
+    """
+
+    lengths: tuple[int, ...]  # of parameters and gaps, from the first element to the last
+    places: tuple[tuple[str, int, tuple[int, ...]], ...]  # (parameter, number of its piece, shape)
+    gaps: tuple[int, ...]  # numbers of the pieces between
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], ranges: Sequence[tuple[int, int, tuple[int, ...]]], total: int
+    ) -> Pieces:
+        """Cut ``total`` elements at (offset, length, shape) of each parameter, given in order."""
+        lengths, places, gaps, end = [], [], [], 0
+        for name, (offset, length, shape) in zip(names, ranges, strict=True):
+            if offset > end:
+                gaps.append(len(lengths))
+                lengths.append(offset - end)
+            places.append((name, len(lengths), shape))
+            lengths.append(length)
+            end = offset + length
+        if total > end:
+            gaps.append(len(lengths))
+            lengths.append(total - end)
+        return cls(tuple(lengths), tuple(places), tuple(gaps))
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return each parameter's view of ``flat``."""
+        parts = flat.split_with_sizes(self.lengths)
+        return {name: parts[number].view(shape) for name, number, shape in self.places}
+
+    def clear_gaps(self, flat: torch.Tensor) -> None:
+        """Zero what belongs to no parameter."""
+        if self.gaps:
+            parts = flat.split_with_sizes(self.lengths)
+            for number in self.gaps:
+                parts[number].zero_()
 
 
 class Storage:
@@ -53,19 +97,31 @@ class Storage:
             for fqn, slot in self.layout.slots.items()
         }
         self._views: dict[str, torch.Tensor] = {}
+        self.whole = {name: self._pieces(name, True) for name in self.layout.buckets}
+        self.own = {name: self._pieces(name, False) for name in self.layout.buckets}
         self.scaler = LossScaler.of(program.precision)
 
     def param(self, fqn: str) -> torch.Tensor:
         """Return the local parameter to compute with; a cut bucket must be gathered."""
+        if fqn in self._views:
+            return self._views[fqn]
         slot = self.layout.slots[fqn]
-        bucket = self.layout.buckets[slot.bucket]
-        if bucket.axis is not None or bucket.read_dtype != bucket.dtype:
+        if self._is_gathered(slot.bucket):
             return view(self.gathered[slot.bucket], slot)
-        if self.host is not None and bucket.on_host:
+        if self.host is not None and self.layout.buckets[slot.bucket].on_host:
             return view(self.host.copy_of(slot.bucket), slot)
-        if fqn not in self._views:
-            self._views[fqn] = view(self.stored[slot.bucket], slot)
+        self._views[fqn] = view(self.stored[slot.bucket], slot)
         return self._views[fqn]
+
+    def is_fixed(self, fqn: str) -> bool:
+        """Tell whether a parameter is computed with as it is stored, always at one place."""
+        name = self.layout.slots[fqn].bucket
+        moves = self.host is not None and self.layout.buckets[name].on_host
+        return not moves and not self._is_gathered(name)
+
+    def _is_gathered(self, name: str) -> bool:
+        bucket = self.layout.buckets[name]
+        return bucket.axis is not None or bucket.read_dtype != bucket.dtype
 
     def send(self) -> None:
         """Start to copy offloaded buckets to the device: the optimizer has changed them."""
@@ -154,6 +210,18 @@ class Storage:
         if self.host is not None and bucket.on_host:
             return self.host.zeros(length, dtype)
         return torch.zeros(length, dtype=dtype, device=self.device)
+
+    def _pieces(self, name: str, is_whole: bool) -> Pieces:
+        """Return how a bucket, or this rank's part of it, falls apart."""
+        bucket = self.layout.buckets[name]
+        slots = sorted(self.layout.slots_of(name), key=lambda slot: slot.offset)
+        if is_whole or bucket.axis is None:
+            ranges = [(slot.offset, slot.numel, slot.shape) for slot in slots]
+            return Pieces.of([s.spec.fqn for s in slots], ranges, bucket.length)
+        start = self.shard_start(bucket)
+        ends = [(slot.offset - start, *self.own_range(slot)) for slot in slots]
+        parts = [(at + first, last - first, (last - first,)) for at, first, last in ends]
+        return Pieces.of([s.spec.fqn for s in slots], parts, self._stored_length(bucket))
 
     def _stored_length(self, bucket: Bucket) -> int:
         return bucket.length // (self.mesh.size(bucket.axis) if bucket.axis else 1)

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch.fx import Graph
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import (
@@ -22,7 +23,7 @@ from autoshard.ir.graph_function import (
 from autoshard.ir.lifetimes import lifetimes
 from autoshard.ops import add_rms_norm as ops
 from autoshard.ops.collectives import pack
-from autoshard.runtime.codegen import generate, write
+from autoshard.runtime.codegen import RUN_AS, generate, write
 from tests.runtime.toy import Builder
 
 aten = torch.ops.aten
@@ -163,3 +164,41 @@ def test_a_bucket_is_made_after_the_gradients_of_others_that_come_between_its_ow
     found = generate(function, "W")(None, [value])
     assert torch.equal(found[0], torch.cat([-value, value.exp()]))
     assert torch.equal(found[1], value.tanh())
+
+
+X = torch.arange(6.0).reshape(2, 3)
+ARGUMENTS = {
+    aten.addmm.default: (torch.ones(2), X, X.T),
+    aten.bmm.default: (X[None], X.T[None]),
+    aten.cat.default: ([X, X], 1),
+    aten.mm.default: (X, X.T),
+    aten.permute.default: (X, [1, 0]),
+    aten.sum.dim_IntList: (X, [0], True),
+    aten.transpose.int: (X, 0, 1),
+    aten.unsqueeze.default: (X, 0),
+    **{getattr(aten, name).Tensor: (X, 2) for name in ("add", "sub", "mul", "div")},
+    **{getattr(aten, name).default: (X,) for name in ("t", "clone", "exp")},
+}
+RESHAPES = (aten.view.default, aten.reshape.default)
+
+
+class Recorded(TorchDispatchMode):
+    """Notes the first operator that is dispatched."""
+
+    first = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.first = self.first or func
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("op", [op for op in RUN_AS if op not in RESHAPES], ids=str)
+def test_what_is_called_for_an_operator_is_that_operator(op):
+    with Recorded() as seen, torch.no_grad():
+        RUN_AS[op](*ARGUMENTS[op])
+    assert seen.first is op
+
+
+@pytest.mark.parametrize("op", RESHAPES, ids=str)
+def test_a_view_of_what_can_not_be_viewed_is_a_copy(op):
+    assert torch.equal(RUN_AS[op](X.T, [6]), X.T.flatten())

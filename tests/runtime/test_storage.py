@@ -8,7 +8,7 @@ from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import Shard
 from autoshard.runtime.batch import split_leaves
 from autoshard.runtime.layout import plan_layout
-from autoshard.runtime.storage import localize, pad, unpad
+from autoshard.runtime.storage import Pieces, localize, pad, unpad
 from autoshard.testing.lockstep import run_ranks
 from tests.runtime.toy import Toy
 
@@ -55,6 +55,15 @@ def test_what_a_step_gathered_is_gone_after_it():
     for storage in run_ranks(program, toy.values(), body)[1]:
         assert storage.gathered == {}
         assert storage.nbytes() == 16 * 8  # half of 32 elements
+
+
+def test_a_flat_buffer_falls_apart_into_views_and_gaps():
+    pieces = Pieces.of(["a", "b", "c"], [(1, 4, (2, 2)), (5, 0, (0,)), (7, 2, (2,))], 10)
+    flat = torch.arange(10.0)
+    views = pieces.views(flat)
+    assert [views[n].tolist() for n in "abc"] == [[[1, 2], [3, 4]], [], [7, 8]]
+    pieces.clear_gaps(flat)
+    assert flat.tolist() == [0, 1, 2, 3, 4, 0, 0, 7, 8, 0]
 
 
 def test_padding_is_zero_and_goes_again():
