@@ -3,7 +3,8 @@
 Autograd runs backward in the reverse order of forward. So where a chain of blocks hands each value
 that has a gradient to one block only, the joint graph of the chain is the forwards of its blocks in
 order, then their backwards in reverse order: each can be made on its own, and equal ones stamped.
-Gradients of a parameter that several blocks read are added as autograd would.
+Gradients of an input (a parameter, a boundary value) that several blocks read are added as autograd
+would.
 
     x1 = block0(x0); x2 = block1(x1)  -->  x1 = block0(x0); x2 = block1(x1)
                                            dx1, dw1 = block1'(dx2); dx0, dw0 = block0'(dx1)
@@ -28,6 +29,7 @@ from autoshard.ir.stamp import Outline, outline, stamp
 from autoshard.ir.tidy import tidy
 
 Done = dict[Hashable, tuple[Outline, GraphFunction]]  # pattern -> what was lowered, and from what
+_GRADIENTS = (GRAD, TANGENT)  # of an input that several pieces read: one term from each
 _FEW = 2  # pieces are not worth the trouble
 aten = torch.ops.aten
 
@@ -244,14 +246,14 @@ def _copy(
         copies[node] = graph.node_copy(node, copies.__getitem__)
     own = set(calls)
     for port, node in zip(joint.outputs, joint.results, strict=True):
-        if port in values and port.kind == GRAD and node in own:
+        if port in values and port.kind in _GRADIENTS and node in own:
             values[port] = _add(graph, values[port], copies[node])
         elif node in own or (node in copies and port not in values):
             values[port] = copies[node]
 
 
 def _add(graph: Graph, later: Node, earlier: Node) -> Node:
-    """Add the gradients of a parameter that two pieces share, where autograd adds them."""
+    """Add the gradients of an input that two pieces share, where autograd adds them."""
     with graph.inserting_after(earlier):
         total = graph.call_function(aten.add.Tensor, (later, earlier))
     total.meta["val"] = later.meta["val"]

@@ -1,6 +1,8 @@
 """Equal graphs are worked on once: what is stamped out is what would have been made."""
 
 import pytest
+import torch
+from torch import nn
 
 from autoshard.compiler.pass_base import PassContext
 from autoshard.dsl.load import load
@@ -66,3 +68,28 @@ def test_a_layer_that_differs_is_not_stamped(monkeypatch):
     (joint,), count = lowered(*cut("tiny_gpt", Layout(), change), monkeypatch)
     assert count == MOST["gpt2"] + 1
     assert [info(n).path for n in joint.graph.nodes if 1e-2 in n.args] == ["h.2.ln_1"]
+
+
+class OneNorm(nn.Module):
+    """A residual block with one norm, so that its sum is fused into the next block's norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.fc(self.norm(x))
+
+
+def test_gradients_of_a_boundary_that_two_blocks_read_are_added():
+    model = nn.Sequential(*(OneNorm() for _ in range(6)))
+    text = "autoshard 1\nmesh { pp = 2 }\nbatch { micro_batch_size = 2, num_microbatches = 2 }\n"
+    text += 'pipeline { split = even("*") }\n'
+    plan = load(Source("plan", text)).require()
+    batch = {"input": torch.randn(2, 8)}
+    compiled = compile_plan(model, plan, batch, lambda y, _: (y * y).mean(), until="lower-joint")
+    joint = compiled.program.stages[1].joint
+    (gradient,) = joint.named_results("tangent").values()
+    (boundary,) = joint.named("boundary").values()
+    assert len(boundary.users) > 2  # the norms of two blocks, or one of them and its backward
+    assert gradient.target is torch.ops.aten.add.Tensor
