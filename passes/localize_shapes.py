@@ -17,6 +17,7 @@ from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
 from autoshard.diagnostics import InternalError
 from autoshard.ir.graph_function import PARAM
+from autoshard.ir.invariants_forward import is_localized
 from autoshard.ir.node_info import info, val
 from autoshard.ir.placement import Placement, Shard
 from autoshard.ir.program import Level, Program
@@ -48,16 +49,8 @@ class LocalizeShapes(Pass):
     def run(self, program: Program, ctx: PassContext) -> None:
         """Walk the forward graph once; a graph that is local already is left alone."""
         size = program.mesh.size(self.axis)
-        if size > 1 and not is_local(program):
+        if size > 1 and not is_localized(program, self.axis):
             _Localization(program, self.axis, size).run()
-
-
-def is_local(program: Program) -> bool:
-    """Tell whether the parameters of the forward graph have their local shapes already."""
-    return all(
-        tuple(val(node).shape) == program.params[fqn].local_shape(program.mesh)
-        for fqn, node in program.forward.named(PARAM).items()
-    )
 
 
 class _Localization:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from autoshard.diagnostics import PassError, PlacementError
 from autoshard.ir.graph_function import LOSS, PARAM, GraphFunction
 from autoshard.ir.infer import Axis, Inference
@@ -12,6 +10,9 @@ from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import Partial, Shard, divides
 from autoshard.ir.program import Program
 from autoshard.ir.sources import source_placement
+from autoshard.ops.collectives import all_gather, reduce_scatter, shard
+
+_RESHAPING = (all_gather, reduce_scatter, shard)
 
 
 def check_well_formed(program: Program) -> None:
@@ -68,7 +69,7 @@ def check_placed(program: Program) -> None:
     size = program.mesh.size("tp")
     if program.forward is None or size == 1:
         return
-    axis = Axis("tp", size, size if _is_localized(program) else 1)
+    axis = Axis("tp", size, size if is_localized(program, axis="tp") else 1)
     run = Inference(program, axis)
     function = program.forward
     for port, node in zip(function.inputs, function.placeholders, strict=True):
@@ -79,6 +80,22 @@ def check_placed(program: Program) -> None:
     loss = function.result(LOSS)
     if loss is not None and isinstance(run.env[loss], Partial):
         raise PlacementError(f"the loss ({info(loss).source}) is a partial sum over tp")
+
+
+def is_localized(program: Program, axis: str) -> bool:
+    """Tell whether the forward graph has its local shapes over ``axis`` already.
+
+    A parameter that is split shows it. Where all are whole, as under sequence parallelism alone, a
+    collective does: it changes the shape of a value only in a graph of local shapes.
+    """
+    for fqn, node in program.forward.named(PARAM).items():
+        spec = program.params[fqn]
+        if spec.is_sharded(axis):
+            return tuple(val(node).shape) == spec.local_shape(program.mesh)
+    for node in program.forward.graph.nodes:
+        if node.target in _RESHAPING and axis in node.args:
+            return val(node).shape != val(node.args[0]).shape
+    return False
 
 
 def _check_ports(name: str, function: GraphFunction) -> None:
@@ -98,13 +115,3 @@ def _check_divides(program: Program, spec: ParamSpec, axis: str, shard: Shard) -
         raise PlacementError(
             f"'{spec.fqn}' {list(spec.whole_shape)} can't be split as {shard} over {axis} = {size}"
         )
-
-
-def _is_localized(program: Program) -> bool:
-    """Tell whether the parameters' placeholders have their local shapes already."""
-    for fqn, node in program.forward.named(PARAM).items():
-        spec = program.params[fqn]
-        if spec.is_sharded("tp"):
-            value: torch.Tensor = val(node)
-            return tuple(value.shape) == spec.local_shape(program.mesh)
-    return False

@@ -73,6 +73,10 @@ def test_other_shapes_of_transformers_train_on_token_shards(name: str) -> None:
     assert_equal(tiny_hf(name, batch=2, length=8), rules)
 
 
+def test_tokens_are_split_where_every_parameter_is_whole() -> None:
+    assert_equal(tiny_gpt(layers=1, batch=2, length=8), {})
+
+
 class Mixer(nn.Module):
     """Residual MLP blocks on patches of a signal, with something between them."""
 
