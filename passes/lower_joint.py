@@ -130,7 +130,12 @@ def _check_gradients(program: Program, ctx: PassContext) -> None:
     for entry in trained:
         if entry.fqn not in got:
             ctx.missed(entry.fqn, "no gradient: the loss does not depend on it")
-    if trained and not got:
+    if not trained:
+        raise PassError(
+            "no parameter that the model uses is trained",
+            help="set `requires_grad` on those that are; a model without any needs no plan",
+        )
+    if not got:
         raise PassError(
             "the loss depends on no trainable parameter",
             help="check that it is computed from the model's output without `detach` or `no_grad`",

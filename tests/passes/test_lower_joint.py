@@ -88,6 +88,19 @@ def test_a_loss_without_any_gradient_is_refused() -> None:
         joint(Cut(), (torch.randn(2, 4),))
 
 
+def test_a_model_without_trained_parameters_is_refused() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, x):
+            return self.a(x).sum()
+
+    with pytest.raises(PassError, match="no parameter that the model uses is trained"):
+        joint(Frozen(), (torch.randn(2, 4),))
+
+
 def test_an_eval_program_has_no_gradients() -> None:
     program, _ = joint(Gpt(), token_batch(), "h.1", training=False)
     for stage in program.stages:
