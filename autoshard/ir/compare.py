@@ -204,6 +204,12 @@ def _gap(ours: Tensor | None, eager: Tensor | None, floor: float) -> float:
 def _refuse_difference(report: CompareReport, ours: Reference, eager: Reference) -> None:
     if report.loss <= report.tolerance and report.gradient <= report.tolerance:
         return
+    if eager.loss is not None and not eager.loss.isfinite().all():
+        raise CaptureError(
+            f"the loss of the eager model is {eager.loss.item()} on the example batch",
+            code="AS711",
+            help="give a batch whose loss is finite: one that has samples, and a label that counts",
+        )
     is_loss = report.loss > report.tolerance
     what = "loss" if is_loss else f"gradient of `{report.worst}`"
     gap = report.loss if is_loss else report.gradient

@@ -85,3 +85,10 @@ def test_a_loss_without_parameters_has_no_gradients_to_compare() -> None:
 
     report = capture(nn.Linear(4, 4), (torch.zeros(2, 4),), loss, mesh=MESH).compared
     assert report.was_compared and not report.worst
+
+
+def test_a_loss_that_is_not_finite_is_said_to_be_the_models_own() -> None:
+    model, batch, loss = tiny_gpt()
+    batch["labels"][:] = -100
+    with pytest.raises(CaptureError, match="the loss of the eager model is nan"):
+        capture(model, batch, loss, mesh=MESH)
