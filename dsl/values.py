@@ -59,7 +59,7 @@ class Integer:
             return wrong(node, "AS120", f"`{name}` needs {self.describe()}", _not_whole(text))
         if len(text) < 20 and self.minimum <= int(text) <= self.maximum:
             return int(text)
-        return wrong(node, "AS123", f"`{name}` can't be {text}", f"needs {self.describe()}")
+        return wrong(node, "AS123", f"`{name}` can't be {text}", f"needs {self._bounds(text)}")
 
     def show(self, value: Any) -> str:
         """Return the digits, or the word."""
@@ -72,6 +72,15 @@ class Integer:
             return f"a whole number from {self.minimum} to {self.maximum}{words}"
         least = f" of at least {self.minimum}" if self.minimum > 1 else ""
         return f"a whole number{least}{' (0 too)' if self.minimum == 0 else ''}{words}"
+
+    def _bounds(self, text: str) -> str:
+        """Return what may be written instead of a whole number out of bounds."""
+        if self.maximum < LIMIT:
+            return self.describe()
+        words = "".join(f" or `{word}`" for word in self.words)
+        is_small = len(text) < 20 and int(text) < self.minimum
+        bound = f"at least {self.minimum}" if is_small else f"at most {self.maximum}"
+        return f"a whole number of {bound}{words}"
 
 
 @dataclass(frozen=True)
