@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="K=V")
     parser.add_argument("--pass", dest="until", metavar="NAME", help=PASS_HELP)
     parser.add_argument("--diff", action="store_true", help="with --pass: only what it changed")
-    parser.add_argument("--stage", type=int, default=0, help="with --pass: the stage to show")
+    parser.add_argument("--stage", type=int, help="with --pass: the stage to show")
     parser.add_argument("--phase", default=None, help="with --pass: only graph F, I, W, U or R")
     parser.add_argument("--full", action="store_true", help="do not fold identical layers")
     parser.add_argument("--remarks", action="store_true", help="show what the passes remarked")
@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
             "`inspect` compiles a model by a plan: give PLAN and --model P:F",
             help="`inspect --zero-table 7.5B` needs neither",
         )
+    _refuse_idle_options(args)
     plan = load(read(args.plan), args.sets).require()
     if args.until:
         print(_pass_text(args, plan))
@@ -62,6 +63,19 @@ def run(args: argparse.Namespace) -> int:
     compiled = _compile(args, plan)
     print(_as_json(compiled) if args.json else _report(args, compiled))
     return 0
+
+
+def _refuse_idle_options(args: argparse.Namespace) -> None:
+    """Refuse options that change nothing of what is printed: graphs with --pass, else tables."""
+    of_graphs = {"diff": args.diff, "full": args.full, "phase": args.phase}
+    of_graphs["stage"] = args.stage is not None
+    of_tables = {"json": args.json, "remarks": args.remarks}
+    idle = [name for name, given in (of_tables if args.until else of_graphs).items() if given]
+    if idle:
+        raise ModelError(
+            f"`--{idle[0]}` changes nothing {'with' if args.until else 'without'} `--pass`",
+            help=f"{'drop' if args.until else 'add'} `--pass`, or drop `--{idle[0]}`",
+        )
 
 
 def _compile(args: argparse.Namespace, plan: Plan, until: str | None = None) -> Compiled:
@@ -198,11 +212,17 @@ def _diff_text(args: argparse.Namespace, plan: Plan, after: Compiled) -> str:
 def _chosen(args: argparse.Namespace, program: Program) -> list[tuple[str, GraphFunction]]:
     """Return the graphs that --stage and --phase leave, with their names."""
     named = [(n, f) for n, f in program.functions() if n != "prelude"]
+    chosen = named
     if program.stages:
-        named = [(n, f) for n, f in named if n.startswith(f"stage{args.stage}.")]
+        chosen = [(n, f) for n, f in chosen if n.startswith(f"stage{args.stage or 0}.")]
     if args.phase:
-        named = [(n, f) for n, f in named if n.endswith(f".{args.phase}")]
-    return named
+        chosen = [(n, f) for n, f in chosen if n.endswith(f".{args.phase}")]
+    if named and not chosen:
+        raise ModelError(
+            "no graph is left by `--stage` and `--phase` after this pass",
+            help=f"there are: {', '.join(name for name, _ in named)}",
+        )
+    return chosen
 
 
 def _schedule_of(program: Program) -> list[str]:
