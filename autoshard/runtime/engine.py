@@ -23,6 +23,7 @@ from autoshard.runtime.batch import Leaves, Signature, batch_signature, check_ro
 from autoshard.runtime.clip import clip_grad_norm
 from autoshard.runtime.comm import ProcessGroups
 from autoshard.runtime.control import Control
+from autoshard.runtime.device import to_device
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.fingerprint import compare_fingerprints, take_fingerprint
 from autoshard.runtime.init import Init, check_init, fill
@@ -258,6 +259,7 @@ class Engine:
             "sent_bytes": counters.sent,
             "samples_per_second": counters.samples / seconds if seconds else 0.0,
             "stored_bytes": self._storage.nbytes(),
+            **self._first.counts,  # actions, launches, copies, collectives, messages of a step
             **({} if self._measured is None else {"peak_bytes": self._measured.total}),
             **({} if scaler is None else {"loss_scale": scaler.scale, "overflows": scaler.skipped}),
         }
@@ -286,7 +288,7 @@ class Engine:
         leaves = batch_leaves(batch)
         setup = self._setup
         check_rows(leaves, setup.micro_batch_size, setup.num_microbatches, setup.batch_span)
-        return {name: value.to(self._comm.device) for name, value in leaves.items()}
+        return {name: to_device(value, self._comm.device) for name, value in leaves.items()}
 
     def _signature_of_example(self, leaves: Leaves) -> Signature:
         """Return the signature of an example, which may be one micro-batch or a whole batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -13,6 +14,8 @@ from autoshard.ir.node_info import val
 from autoshard.ir.program import Program
 from autoshard.runtime.codegen import Compiled
 from autoshard.runtime.comm import Transport
+from autoshard.runtime.counts import count_step
+from autoshard.runtime.device import to_device
 from autoshard.runtime.layout import scheduled
 from autoshard.runtime.loss_scale import LossScaler
 from autoshard.runtime.messages import Messages
@@ -67,7 +70,8 @@ class Executable:
         self.actions = _grouped(scheduled(program).ranks[comm.index("pp")])
         self.trace: tuple[Done, ...] = ()  # of the last step
         self.unreached = unreached_parameters(program)
-        self.unshard_by_schedule = _stages_with(program, Kind.UNSHARD)
+        scheduled_gathers = _stages_with(program, Kind.UNSHARD)
+        self.gathered_first = sorted(set(storage.stages) - scheduled_gathers)
         self.reads = _ports_read(code, storage.stages)
         self.inputs = {
             (stage, name): Inputs.of(code[stage, name], storage)
@@ -143,6 +147,11 @@ class Executable:
             shared[name] = self.comm.broadcast(whole, "pp", self._last_rank)
         return shared
 
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Return actions, launches, copies, collectives and messages of one step."""
+        return count_step(self.program, self.messages, self.actions, self.gathered_first)
+
     @property
     def _last_rank(self) -> int:
         return scheduled(self.program).stage_to_rank[self.last_stage]
@@ -161,7 +170,7 @@ class Executable:
             return None
         rows = next(leaf.shape[0] for leaf in self.program.leaves if leaf.is_split)
         first = (self.comm.index("dp") * self.program.num_microbatches + number) * rows
-        return torch.tensor([seed, index, first], dtype=torch.int64, device=self.comm.device)
+        return to_device(torch.tensor([seed, index, first]), self.comm.device)
 
     def _reads(self, stage: int, kind: str) -> bool:
         phases = self.program.stages[stage].phases.values()

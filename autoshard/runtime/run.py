@@ -92,8 +92,7 @@ class Run:
     def actions(self, groups: Sequence[tuple[Action, ...]]) -> None:
         """Carry out all actions and wait until every message is delivered."""
         self._storage.send()
-        unscheduled = set(self._storage.stages) - self._exe.unshard_by_schedule
-        for stage in sorted(unscheduled):
+        for stage in self._exe.gathered_first:
             self._unshard(stage)
         for group in groups:
             begin, waited = time.perf_counter(), self._comm.clock.seconds
