@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from benchmarks.config import Size
 from benchmarks.peers.ddp import ddp
-from benchmarks.peers.fsdp2 import fsdp2
+from benchmarks.peers.fsdp2 import fsdp2 as sharded
 from benchmarks.peers.model import build_model
 from benchmarks.peers.ours import ours
 from benchmarks.peers.pipeline import pipeline, pipeline_tensor
@@ -25,10 +25,10 @@ PEERS: dict[str, Callable[[Size], Trainer]] = {
     "no communication": _alone,
     "eager": _alone,
     "ddp": ddp,
-    "fsdp2": fsdp2,
-    "fsdp2 kept": partial(fsdp2, kept=True),
-    "fsdp2, messages": partial(fsdp2, messages=True),
-    "fsdp2 kept, messages": partial(fsdp2, kept=True, messages=True),
+    "fsdp2": sharded,
+    "fsdp2 kept": partial(sharded, kept=True),
+    "fsdp2, messages": partial(sharded, messages=True),
+    "fsdp2 kept, messages": partial(sharded, kept=True, messages=True),
     "dtensor": dtensor,
     "dtensor sp": partial(dtensor, sequence=True),
     **{

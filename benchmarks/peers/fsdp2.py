@@ -58,7 +58,7 @@ class AllGather(_Allocate):
             works.append(dist.isend(input_tensor, group=group, group_dst=peer))
         if parts[me].data_ptr() != input_tensor.data_ptr():
             parts[me].copy_(input_tensor)
-        return _result(_Works(works), async_op)
+        return _result(Works(works), async_op)
 
 
 class ReduceScatter(_Allocate):
@@ -89,16 +89,17 @@ class ReduceScatter(_Allocate):
             if op == dist.ReduceOp.AVG:
                 output_tensor.div_(count)
 
-        return _result(_Works(works, finish), async_op)
+        return _result(Works(works, finish), async_op)
 
 
-class _Works:
+class Works:
     """Messages that are waited for as one collective."""
 
     def __init__(self, works: Sequence[dist.Work | None], finish: object = None) -> None:
         self._works, self._finish = works, finish
 
     def wait(self) -> bool:
+        """Wait for all messages, then finish."""
         for work in self._works:
             if work is not None:
                 work.wait()
@@ -108,7 +109,7 @@ class _Works:
         return True
 
 
-def _result(works: _Works, async_op: bool) -> dist.Work | None:
+def _result(works: Works, async_op: bool) -> dist.Work | None:
     if async_op:
         return works  # type: ignore[return-value]
     works.wait()
