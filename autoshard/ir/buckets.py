@@ -92,7 +92,9 @@ def reduce_dtype(program: Program, bucket: Bucket) -> torch.dtype:
     return bucket.dtype if program.precision is None else program.precision.reduce
 
 
-def number_types(program: Program, entry: ParamSpec) -> tuple[torch.dtype | None, ...]:
+def number_types(
+    program: Program, entry: ParamSpec
+) -> tuple[torch.dtype | None, torch.dtype | None]:
     """Return (computed_in, summed_in) of a bucket that holds ``entry``."""
     summed = None if program.precision is None else program.precision.grads
     return entry.computed_in, summed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.fx import Node
 
@@ -91,7 +92,7 @@ class Reader:
 
         A tensor is given as its term; what is not given has its default.
         """
-        children: list[int] = []
+        children: list[Any] = []
         attrs: list[object] = []
         for place, argument in enumerate(op._schema.arguments):
             value = given[place] if place < len(given) else argument.default_value

@@ -41,7 +41,10 @@ class Pieces:
         cls, names: Sequence[str], ranges: Sequence[tuple[int, int, tuple[int, ...]]], total: int
     ) -> Pieces:
         """Cut ``total`` elements at (offset, length, shape) of each parameter, given in order."""
-        lengths, places, gaps, end = [], [], [], 0
+        lengths: list[int] = []
+        places: list[tuple[str, int, tuple[int, ...]]] = []
+        gaps: list[int] = []
+        end = 0
         for name, (offset, length, shape) in zip(names, ranges, strict=True):
             if offset > end:
                 gaps.append(len(lengths))
