@@ -12,6 +12,7 @@ from autoshard.dsl.resolve import Resolved
 from autoshard.plan import Call
 from autoshard.schedule import Costs, Schedule, find_problems, make_schedule, place_stages
 from autoshard.schedule.action import COMPUTE
+from autoshard.schedule.read import read_schedule
 from autoshard.source import Span
 
 
@@ -43,15 +44,12 @@ def compute_schedule(resolved: Resolved, costs: Costs | None = None) -> Schedule
 
 
 @contextmanager
-def _placed(span: Span | None, prefix: str = "") -> Iterator[None]:
+def _placed(span: Span | None) -> Iterator[None]:
     """Give errors about a schedule the place in the plan that asks for it."""
     try:
         yield
     except ScheduleError as error:
-        found = error.diagnostics
-        raise ScheduleError(
-            replace(d, span=span, message=f"{prefix}{d.message}") for d in found
-        ) from error
+        raise ScheduleError(replace(d, span=span) for d in error.diagnostics) from error
 
 
 def _virtual_stages(resolved: Resolved) -> int | None:
@@ -68,14 +66,8 @@ def _from_file(name: str, resolved: Resolved) -> Schedule:
     """Return a file's compute actions; transfers and storage actions are always made anew."""
     span = resolved.plan.span("pipeline.schedule")
     path = _find(Path(name), span)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ScheduleError(
-            f"can't read the schedule `{name}`: {error.strerror}", span=span
-        ) from error
-    with _placed(span, f"`{name}`: "):
-        schedule = Schedule.from_csv(text, path.name)
+    with _placed(span):
+        schedule = read_schedule(path, name)
     _check_fit(name, schedule, resolved, span)
     schedule = schedule.only(COMPUTE)
     problems = find_problems(schedule, accumulation="any")

@@ -8,6 +8,7 @@ from autoshard.cli.common import add_common
 from autoshard.diagnostics import AutoshardError, ScheduleError
 from autoshard.schedule import SCHEDULES, Costs, Schedule, make_schedule, validate_schedule
 from autoshard.schedule.costs import Number, parse_costs
+from autoshard.schedule.read import read_schedule
 from autoshard.schedule.render import chrome_trace, render_grid
 from autoshard.schedule.simulate import Simulation, simulate
 
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def _schedule(args: argparse.Namespace, costs: Costs) -> Schedule:
     if args.schedule.endswith(".csv"):
         _refuse_beside_file(args)
-        schedule = Schedule.from_csv(_read(args.schedule), Path(args.schedule).stem)
+        schedule = read_schedule(Path(args.schedule))
         validate_schedule(schedule, accumulation="any")
         return schedule
     return _make(args.schedule, args, costs)
@@ -149,13 +150,6 @@ def _text(simulation: Simulation) -> str:
 
 def _numbers(values: tuple[Number, ...]) -> str:
     return " ".join(str(value) for value in values)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError as error:
-        raise AutoshardError(f"can't read '{path}': {error.strerror}") from error
 
 
 def _write(path: str, text: str) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from autoshard.cli.common import add_common, add_model, build_model
 from autoshard.cli.plan_files import read
-from autoshard.diagnostics import ScheduleError
 from autoshard.dsl.load import load
-from autoshard.schedule import Schedule
 from autoshard.schedule.check import check_schedule
+from autoshard.schedule.read import read_schedule
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -59,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_schedule(path: str, as_json: bool) -> int:
     """Check a schedule made elsewhere: complete, in order, and free of deadlock."""
-    if not Path(path).is_file():
-        raise ScheduleError(f"there is no file '{path}'")
-    check = check_schedule(Schedule.from_csv(Path(path).read_text(), Path(path).stem))
+    check = check_schedule(read_schedule(Path(path)))
     print(json.dumps(check.to_json(), indent=2) if as_json else check)
     return 0 if check.is_good else 1

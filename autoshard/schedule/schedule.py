@@ -89,7 +89,8 @@ class Schedule:
         Empty cells (idle) are skipped; torch's overlapped pair ``(0F1;7B0)OVERLAP_F_B`` becomes
         its two actions in that order. Placement and micro-batches are read off the actions.
         """
-        ranks = tuple(tuple(_csv_actions(row)) for row in csv.reader(io.StringIO(text)) if row)
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+        ranks = tuple(_csv_actions(rank, row) for rank, row in enumerate(rows))
         placement = _read_placement(ranks)
         microbatches = {a.microbatch for row in ranks for a in row if a.microbatch is not None}
         return cls(name, len(placement), max(microbatches) + 1, placement, ranks)
@@ -107,11 +108,18 @@ def _parse_row(number: int, line: str) -> tuple[Action, ...]:
     return tuple(Action.parse(word) for word in match[2].split())
 
 
-def _csv_actions(row: Iterable[str]) -> Iterator[Action]:
-    for cell in row:
+def _csv_actions(rank: int, row: Iterable[str]) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    for place, cell in enumerate(row):
         overlapped = _OVERLAP.fullmatch(cell.strip())
         words = overlapped[1].split(";") if overlapped else [cell]
-        yield from (Action.parse(word) for word in words if word.strip())
+        try:
+            actions += [Action.parse(word) for word in words if word.strip()]
+        except ScheduleError as error:
+            where = f"rank {rank}, cell {place + 1}: "
+            placed = (replace(d, message=f"{where}{d.message}") for d in error.diagnostics)
+            raise ScheduleError(placed) from error
+    return tuple(actions)
 
 
 def _read_placement(ranks: Sequence[Sequence[Action]]) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def test_a_trace_is_written(tmp_path: Path) -> None:
         (["--schedule", "1f1b", *SMALL, "--cost", "1,2"], "got 2 numbers in '1,2'"),
         (["--schedule", "1f1b", *SMALL, "--kept", "2"], "kept is a share from 0 to 1; got 2"),
         (["--schedule", "1f1b", *SMALL, "--in-flight", "3"], "holds 4 micro-batches in flight"),
-        (["--schedule", "no.csv"], "can't read 'no.csv'"),
+        (["--schedule", "no.csv"], "can't read the schedule `no.csv`"),
         (["--schedule", "no.csv", "--stages", "2"], "--stages can't change a schedule"),
         (["--schedule", "1f1b", *SMALL, "--trace", "/no/where"], "can't write '/no/where'"),
     ],

@@ -24,4 +24,11 @@ def test_a_deadlock_is_exit_code_1_with_the_circle(tmp_path: Path, capsys) -> No
 
 def test_a_missing_file_is_one_message(capsys) -> None:
     assert main(["verify", "--schedule", "no.csv"]) == 1
-    assert "there is no file 'no.csv'" in capsys.readouterr().err
+    assert "can't read the schedule `no.csv`" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_schedule_is_named_with_the_cell(tmp_path, capsys) -> None:
+    file = tmp_path / "odd.csv"
+    file.write_text("0F0,0B0\n1F0,nonsense\n")
+    assert main(["verify", "--schedule", str(file)]) == 1
+    assert f"`{file}`: rank 1, cell 2: 'nonsense' isn't an action" in capsys.readouterr().err
