@@ -253,10 +253,8 @@ class Inference:
 
     def _is_one_sample(self, node: Node, ins: tuple[Placement, ...], choice: Choice) -> bool:
         """Tell whether a longer split dim is read as one sample of each rank of a tensor axis."""
-        pairs = zip(tensor_inputs(node), ins, strict=True)
-        long = any(isinstance(p, Shard) and shapes_of(n)[0][p.dim] > 1 for n, p in pairs)
         first = choice.outs[0] == Shard(0) and shapes_of(node)[0][:1] == (1,)
-        return not self.axis.is_data and long and first
+        return not self.axis.is_data and first
 
     def _settle(
         self, node: Node, ins: tuple[Placement, ...], guess: Placement

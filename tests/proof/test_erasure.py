@@ -53,6 +53,7 @@ def erasure(made: Compiled):
         ("tiny_gpt", WHOLE),
         ("tiny_gpt", Layout(pp=2, microbatches=4, schedule="zb_h1")),
         ("gpt2", Layout(dp=2, micro_batch_size=1)),  # positions are broadcast to one sample
+        ("bloom", Layout(tp=8, micro_batch_size=1)),  # one sample and one head merged in one dim
         ("llama", WHOLE),  # its fused RMSNorm is taken apart where a stage begins
     ],
     ids=lambda value: str(value),
