@@ -15,7 +15,7 @@ Where that doesn't hold, the graph is lowered in one go: the result is the same.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
@@ -190,14 +190,6 @@ def _block(node: Node) -> str:
 
 def _port(node: Node) -> Port:
     return Port(BOUNDARY, f"piece:{node.name}")
-
-
-@dataclass
-class _Joining:
-    """The joint graph under construction, and the value of every port so far."""
-
-    graph: Graph = field(default_factory=Graph)
-    values: dict[Port, Node] = field(default_factory=dict)
 
 
 def _join(
