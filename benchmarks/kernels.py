@@ -1,6 +1,7 @@
 """Measure the fused norm kernels against a copy of the same bytes, eager torch and torch.compile.
 
-    python benchmarks/kernels.py [--quick] [--json] [--threads N] [--device cpu|cuda]
+    python benchmarks/kernels.py [--quick | --sizes ROWSxHIDDEN ...] [--json] [--threads N]
+                                 [--device cpu|cuda] [--no-compile]
 
 Every competitor of a row runs in turn, round after round, in one process; ratios are medians over
 rounds of times taken in the same round, shares of the copy compare the best times.  With one
@@ -96,7 +97,7 @@ class Problem:
 
     def jobs(self, compiles: bool) -> list[Job]:
         """Return the table's rows for this problem."""
-        return [*self._norm_jobs(compiles), *self._dropout_jobs()]
+        return [*self._norm_jobs(compiles), *self._dropout_jobs(compiles)]
 
     def _norm_jobs(self, compiles: bool) -> list[Job]:
         def layer_norm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,8 +170,8 @@ class Problem:
             lambda: gradients(function(*leaves), False),
         )
 
-    def _dropout_jobs(self) -> list[Job]:
-        """Return bias + dropout + add + LN, forward and backward, against three kinds of eager."""
+    def _dropout_jobs(self, compiles: bool) -> list[Job]:
+        """Return bias + dropout + add + LN, forward and backward, against eager and compiled."""
         own_dropout = OwnDropout()
 
         def plain(p: float, own: bool) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -210,6 +211,9 @@ class Problem:
             "eager, own rng": self._ways(plain(P, True), inputs)[2],
         }
         without = {"eager": self._ways(plain(0.0, False), inputs)[2]}
+        if compiles:
+            with_p["compile"] = self._ways(torch.compile(plain(P, False)), inputs)[2]
+            without["compile"] = self._ways(torch.compile(plain(0.0, False)), inputs)[2]
         return [
             Job("bias+dropout+add+LN both", 9, ours(P), with_p),
             Job("bias+add+LN both", 9, ours(0.0), without),
@@ -286,7 +290,8 @@ def table(args: argparse.Namespace) -> list[Row]:
     """Measure every size and dtype that the command line asks for."""
     clock = Clock(args.device, args.threads)
     rows = []
-    for count, hidden in QUICK if args.quick else FULL:
+    for count, hidden in args.sizes:
+        torch.compiler.reset()  # or later sizes would share one program of unknown sizes
         for name, dtype in DTYPES.items():
             problem = Problem(count, hidden, dtype, args.device)
             size = count * hidden * dtype.itemsize
@@ -345,6 +350,9 @@ def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one size, no torch.compile")
+    parser.add_argument(
+        "--sizes", nargs="+", type=_size, metavar="ROWSxHIDDEN", help="these sizes alone"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -355,10 +363,16 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_PAGES)
     args.rounds = args.rounds or (5 if args.quick else 9)
     args.compile = args.compile and not args.quick
+    args.sizes = args.sizes or (QUICK if args.quick else FULL)
     torch.set_num_threads(args.threads)
     torch._functorch.config.donated_buffer = False  # a backward is timed many times
     found = report(args)
     print(json.dumps(found)) if args.json else show(found)
+
+
+def _size(text: str) -> tuple[int, int]:
+    rows, hidden = text.split("x")
+    return int(rows), int(hidden)
 
 
 def _check(found: Tensor, expected: Tensor) -> None:
