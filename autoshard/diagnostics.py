@@ -37,6 +37,11 @@ class Diagnostic:
     severity: Severity = Severity.ERROR
 
 
+def as_errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Return diagnostics of which each is an error, as ``--strict`` takes warnings."""
+    return tuple(replace(diagnostic, severity=Severity.ERROR) for diagnostic in diagnostics)
+
+
 @dataclass(frozen=True)
 class Remark:
     """Record what a pass did, could have done, or noticed at one place."""

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from autoshard.compiler.manager import Observer, compile_program
 from autoshard.compiler.pass_base import Pass
 from autoshard.compiler.pipeline import Pipeline
-from autoshard.diagnostics import BatchError, PlacementError, Remark
+from autoshard.diagnostics import BatchError, Diagnostic, PlacementError, Remark
 from autoshard.dsl.resolve import Resolved, resolve
 from autoshard.ir.capture import capture
 from autoshard.ir.facts import describe
@@ -25,6 +25,7 @@ from autoshard.passes.propagate_placements import UNPROVEN
 from autoshard.passes.shard_params import ShardParams
 from autoshard.plan import Plan
 from autoshard.proof.plain import PlainGraph, is_only_compared_fused
+from autoshard.proof.types import check_types
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,13 @@ def compile_plan(
     names the pass or group to stop after, ``dtype`` promotes the captured graph (float64 for
     exact comparison), ``compare`` checks the capture against the eager model, ``executable``
     refuses settings that can't run yet. ``captured`` is an earlier capture of the same model and
-    shapes to start from; it is copied. ``strict`` refuses operators without a placement rule.
+    shapes to start from; it is copied. ``strict`` refuses a plan that has warnings, and operators
+    without a placement rule.
     Raises an AutoshardError that names place and remedy.
     """
     resolved = resolve(plan, describe(model), world_size)
+    if strict:
+        resolved.require_no_warnings()
     if executable:
         resolved.require_executable()
     microbatch = first_microbatch(batch, resolved)
@@ -99,7 +103,7 @@ def compile_plan(
         check=check,
     )
     if strict:
-        _require_rules(remarks)
+        require_rules(program, remarks)
     return Compiled(program, resolved, tuple(remarks), kept[0] if kept else None)
 
 
@@ -110,15 +114,20 @@ def _is_named_rewrite(step: Pass, program: Program) -> bool:
     return step.name == ShardParams.name and any(spec.copies for spec in program.params)
 
 
-def _require_rules(remarks: Sequence[Remark]) -> None:
-    """Raise for operators that run whole because the table has no rule for them."""
+def require_rules(program: Program, remarks: Sequence[Remark]) -> None:
+    """Raise for each operator, of forward or of backward, that the table has no rule for."""
     found = [r for r in remarks if r.kind == "missed" and r.message.startswith(UNPROVEN)]
-    if found:
-        lines = [f"in `{r.where}`: {r.message.removeprefix(UNPROVEN).strip()}" for r in found]
+    lines = [f"{r.message.removeprefix(UNPROVEN).strip()}, in `{r.where}`" for r in found]
+    if not lines and program.stages and program.stages[0].phases:
+        lines = list(check_types(program).unproven)
+    if lines:
         raise PlacementError(
-            f"{len(found)} operators have no placement rule, so nothing is proved of them",
-            notes=lines,
-            help="leave out `--strict`: they then run whole on every rank",
+            Diagnostic(
+                "AS408",
+                f"no placement rule for {line}",
+                help=("leave out `--strict`: it then runs whole on every rank, unproven",),
+            )
+            for line in lines
         )
 
 

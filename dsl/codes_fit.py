@@ -123,6 +123,12 @@ FIT_PAGES: Mapping[str, Page] = {
         "17. Nothing is padded, since a padded token would have to be masked in every attention: "
         "pad the batch, or leave the setting off.",
     ),
+    "AS408": Page(
+        "an operator has no placement rule",
+        "How such an operator acts on parts isn't known, so each rank runs it on whole values, "
+        "which is right but neither fast nor proved. It is an error only with `--strict`; else "
+        "`inspect --remarks` lists it and `verify` calls it unproven.",
+    ),
     "AS501": Page(
         "fp16 without a loss scale",
         "Small gradients vanish in fp16. `loss_scale = dynamic` adapts the scale and skips steps "

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.diagnostics import Diagnostic, PlanError, Severity
+from autoshard.diagnostics import Diagnostic, PlanError, Severity, as_errors
 from autoshard.dsl.build import Draft
 from autoshard.dsl.includes import Loader, read_beside
 from autoshard.plan import Plan
@@ -25,10 +25,11 @@ class Loaded:
         """Return the diagnostics that are errors."""
         return tuple(d for d in self.diagnostics if d.severity is Severity.ERROR)
 
-    def require(self) -> Plan:
-        """Return the plan, or raise `PlanError` with every error."""
-        if self.errors:
-            raise PlanError(in_order(self.errors))
+    def require(self, strict: bool = False) -> Plan:
+        """Return the plan, or raise `PlanError` with every error; `strict` makes warnings such."""
+        found = as_errors(self.diagnostics) if strict else self.errors
+        if found:
+            raise PlanError(in_order(found))
         return self.plan
 
 

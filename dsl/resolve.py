@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autoshard.diagnostics import Diagnostic, NotExecutableError, PlanError, Severity
+from autoshard.diagnostics import Diagnostic, NotExecutableError, PlanError, Severity, as_errors
 from autoshard.dsl.check_settings import check_settings
 from autoshard.dsl.check_shapes import Checker
 from autoshard.dsl.executable import not_executable
@@ -43,6 +43,11 @@ class Resolved:
     warnings: tuple[Diagnostic, ...] = ()
     not_executable: tuple[tuple[str, Span | None], ...] = ()
     auto: str | None = None  # an axis that is `auto` while the number of processes isn't known
+
+    def require_no_warnings(self) -> None:
+        """Raise `PlanError` with every warning as an error."""
+        if self.warnings:
+            raise PlanError(in_order(as_errors(self.warnings)))
 
     def require_executable(self) -> None:
         """Raise `NotExecutableError` when the plan asks for what this version can't run yet."""

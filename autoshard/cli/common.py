@@ -10,12 +10,15 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from autoshard.diagnostics import AutoshardError, Diagnostic, Severity, render
 
 MODEL_HELP = "where the model comes from: pkg.module:function or file.py:function, a function "
 MODEL_HELP += "without arguments that returns (model, batch) or (model, batch, loss)"
+
+STRICT_HELP = "make errors of the plan's warnings and, with --model, of operators without a "
+STRICT_HELP += "placement rule"
 
 
 class ModelError(AutoshardError):
@@ -77,10 +80,10 @@ def build_model(spec: str) -> Built:
     return Built(*parts)
 
 
-def print_diagnostics(diagnostics: Iterable[Diagnostic]) -> None:
-    """Print each with an empty line behind it."""
+def print_diagnostics(diagnostics: Iterable[Diagnostic], file: TextIO | None = None) -> None:
+    """Print each with an empty line behind it, to standard output unless told otherwise."""
     for diagnostic in diagnostics:
-        print(render(diagnostic), end="\n\n")
+        print(render(diagnostic), end="\n\n", file=file)
 
 
 def count(diagnostics: Iterable[Diagnostic]) -> tuple[int, int]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
-from autoshard.cli.common import ModelError, add_common, add_model, add_world, build_model
-from autoshard.cli.plan_files import read
+from autoshard.cli.common import (
+    STRICT_HELP,
+    ModelError,
+    add_common,
+    add_model,
+    add_world,
+    build_model,
+    print_diagnostics,
+)
+from autoshard.cli.plan_files import read, read_plan
 from autoshard.dsl.load import load
 from autoshard.plan import Plan
 
@@ -36,8 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--remarks", action="store_true", help="show what the passes remarked")
     parser.add_argument("--json", action="store_true", help="print the tables as one JSON object")
     parser.add_argument("--zero-table", metavar="SIZES", help=TABLE_HELP)
-    strict = "refuse operators without a placement rule"
-    parser.add_argument("--strict", action="store_true", help=strict)
+    parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
     add_common(parser)
     parser.set_defaults(run=run)
 
@@ -56,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
             help="`inspect --zero-table 7.5B` needs neither",
         )
     _refuse_idle_options(args)
-    plan = load(read(args.plan), args.sets).require()
+    plan = read_plan(args.plan, args.sets, args.strict)
+    compiled = _compile(args, plan, args.until)
+    print_diagnostics(compiled.resolved.warnings, file=sys.stderr)
     if args.until:
-        print(_pass_text(args, plan))
-        return 0
-    compiled = _compile(args, plan)
-    print(_as_json(compiled) if args.json else _report(args, compiled))
+        print(_pass_text(args, plan, compiled))
+    else:
+        print(_as_json(compiled) if args.json else _report(args, compiled))
     return 0
 
 
@@ -175,10 +184,9 @@ def _as_json(compiled: Compiled) -> str:
     return json.dumps(found, indent=2)
 
 
-def _pass_text(args: argparse.Namespace, plan: Plan) -> str:
+def _pass_text(args: argparse.Namespace, plan: Plan, after: Compiled) -> str:
     from autoshard.ir.printer import print_function, used_axes
 
-    after = _compile(args, plan, args.until)
     if not args.diff:
         axes = used_axes(after.program)
         texts = [

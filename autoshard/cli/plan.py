@@ -6,7 +6,7 @@ Without `--model` nothing here imports torch.
 import argparse
 from importlib import import_module
 
-from autoshard.cli.common import add_common, add_model, add_world
+from autoshard.cli.common import STRICT_HELP, add_common, add_model, add_world
 
 HELP = {
     "check": "say what is wrong with a plan, alone or against a model",
@@ -49,7 +49,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
     add_model(parser, required=False)
     add_world(parser)
     add_sets(parser)
-    parser.add_argument("--strict", action="store_true", help="fail on warnings too")
+    parser.add_argument("--strict", action="store_true", help=STRICT_HELP)
     parser.add_argument("--format", choices=("text", "json", "github"), default="text")
 
 

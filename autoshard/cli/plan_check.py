@@ -3,15 +3,15 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autoshard.cli.common import build_model, count, print_diagnostics
+from autoshard.cli.common import Built, ModelError, build_model, count, print_diagnostics
 from autoshard.cli.plan_files import read
-from autoshard.diagnostics import Diagnostic
+from autoshard.diagnostics import AutoshardError, Diagnostic, as_errors
 from autoshard.dsl.facts_line import facts_line, launch_line
 from autoshard.dsl.load import in_order, load
-from autoshard.dsl.resolve import Examined, examine
+from autoshard.dsl.resolve import Examined, Resolved, examine
 from autoshard.model_facts import ModelFacts
 from autoshard.source import Source
 
@@ -26,13 +26,15 @@ class Result:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check every file; 1 when one has errors (or, with `--strict`, warnings)."""
-    facts = model_facts(args.model) if args.model else None
+    """Check every file; 1 when one has errors, which warnings are with `--strict`."""
+    built = build_model(args.model) if args.model else None
+    facts = model_facts(built) if built else None
     results = [check(read(name), args.sets, facts, args.world) for name in args.files]
+    if args.strict:
+        results = [_strict(result, built, args) for result in results]
     {"text": _text, "json": _json, "github": _github}[args.format](results, facts, args)
     totals = [count(result.diagnostics) for result in results]
-    failed = any(errors or (args.strict and warnings) for errors, warnings in totals)
-    return 1 if failed else 0
+    return 1 if any(errors for errors, _ in totals) else 0
 
 
 def check(
@@ -46,11 +48,43 @@ def check(
     return Result(source, in_order([*loaded.diagnostics, *examined.diagnostics]), examined)
 
 
-def model_facts(spec: str) -> ModelFacts:
-    """Build the model that `--model` names and describe it; this is what needs torch."""
+def model_facts(built: Built) -> ModelFacts:
+    """Describe the model that `--model` names; this is what needs torch."""
     from autoshard.ir.facts import describe
 
-    return describe(build_model(spec).model)
+    return describe(built.model)
+
+
+def _strict(result: Result, built: Built | None, args: argparse.Namespace) -> Result:
+    """Return a result whose warnings are errors; a model is traced for operators without a rule."""
+    found = as_errors(result.diagnostics)
+    if built is not None and result.examined is not None and not found:
+        found = _without_rules(result.examined.resolved, built, args.world)
+    return replace(result, diagnostics=found)
+
+
+def _without_rules(resolved: Resolved, built: Built, world: int | None) -> tuple[Diagnostic, ...]:
+    """Return what stops the tensor passes, operators without a placement rule included."""
+    from autoshard.frontend import compile_plan
+
+    if built.batch is None:
+        raise ModelError(
+            "`--strict` traces the model for operators without a placement rule: it needs a batch",
+            help="return (model, batch) from what `--model` names, or leave out one of the two",
+        )
+    try:
+        compile_plan(
+            built.model,
+            resolved.plan,
+            built.batch,
+            built.loss,
+            world_size=world,
+            until="tensor",
+            strict=True,
+        )
+    except AutoshardError as error:
+        return error.diagnostics
+    return ()
 
 
 def _text(results: list[Result], facts: ModelFacts | None, args: argparse.Namespace) -> None:

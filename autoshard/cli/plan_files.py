@@ -1,12 +1,23 @@
 """Read plan files for the commands; `-` is standard input."""
 
 import sys
+from collections.abc import Iterable
 
+from autoshard.cli.common import print_diagnostics
 from autoshard.diagnostics import PlanError
-from autoshard.dsl.load import read_source
+from autoshard.dsl.load import load, read_source
+from autoshard.plan import Plan
 from autoshard.source import Source
 
 STDIN = "-"
+
+
+def read_plan(name: str, sets: Iterable[str], strict: bool) -> Plan:
+    """Return a plan; the warnings of its text are printed beside the output, or are errors."""
+    loaded = load(read(name), sets)
+    plan = loaded.require(strict)
+    print_diagnostics(loaded.diagnostics, file=sys.stderr)
+    return plan
 
 
 def read(name: str) -> Source:

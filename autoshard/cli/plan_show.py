@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterable, Iterator
 
-from autoshard.cli.common import count, print_diagnostics
+from autoshard.cli.common import build_model, count, print_diagnostics
 from autoshard.cli.plan_check import check, model_facts
 from autoshard.cli.plan_files import read
 from autoshard.dsl.facts_line import facts_line
@@ -17,7 +17,7 @@ from autoshard.plan import Rule
 
 def run(args: argparse.Namespace) -> int:
     """Print the listing; 1 when the plan has errors, which are printed first."""
-    facts = model_facts(args.model)
+    facts = model_facts(build_model(args.model))
     result = check(read(args.file), args.sets, facts, args.world)
     print_diagnostics(result.diagnostics)
     if result.examined is None:

@@ -7,11 +7,13 @@ import json
 import sys
 from pathlib import Path
 
-from autoshard.cli.common import add_common, add_model, build_model
-from autoshard.cli.plan_files import read
-from autoshard.dsl.load import load
+from autoshard.cli.common import add_common, add_model, build_model, print_diagnostics
+from autoshard.cli.plan_files import read_plan
+from autoshard.dsl.resolve import resolve
 from autoshard.schedule.check import check_schedule
 from autoshard.schedule.read import read_schedule
+
+STRICT = "fail on the plan's warnings and on anything unproven, too"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -23,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--no-numbers", action="store_true", help="static checks only")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps in lock step")
     parser.add_argument("--schedule", metavar="CSV", help="check a schedule alone (torch's CSV)")
-    parser.add_argument("--strict", action="store_true", help="fail on anything unproven, too")
+    parser.add_argument("--strict", action="store_true", help=STRICT)
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
     add_common(parser)
     parser.set_defaults(run=run)
@@ -36,10 +38,15 @@ def run(args: argparse.Namespace) -> int:
     if not args.plan or not args.model:
         print("autoshard verify: give a PLAN and --model, or --schedule CSV", file=sys.stderr)
         return 2
+    from autoshard.ir.facts import describe
     from autoshard.verify import verify
 
     built = build_model(args.model)
-    plan = load(read(args.plan), args.sets).require()
+    plan = read_plan(args.plan, args.sets, args.strict)
+    resolved = resolve(plan, describe(built.model))
+    if args.strict:
+        resolved.require_no_warnings()
+    print_diagnostics(resolved.warnings, file=sys.stderr)
     verdict = verify(
         built.model,
         plan,

@@ -62,6 +62,67 @@ def test_warnings_fail_only_when_strict(capsys: pytest.CaptureFixture) -> None:
     assert main(["plan", "check", "warns.plan"]) == 0
     assert "warns.plan: ok, 1 warning(s)" in capsys.readouterr().out
     assert main(["plan", "check", "warns.plan", "--strict"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("error[AS") and out.endswith("warns.plan: 1 error(s), 0 warning(s)\n")
+    assert main(["plan", "check", "warns.plan", "--strict", "--format", "github"]) == 1
+    assert capsys.readouterr().out.startswith("::error file=warns.plan,line=3")
+
+
+ODD = """
+import torch
+from torch import nn
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+    def forward(self, x):
+        return self.down(self.up(x).sigmoid().erfinv())
+def odd():
+    return Odd(), {"x": torch.ones(4, 4)}, lambda output, batch: output.square().mean()
+class Even(Odd):
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+def even():
+    return Even(), {"x": torch.ones(4, 4)}, lambda output, batch: output.square().mean()
+"""
+SPLIT = "mesh { tp = 2 }\nbatch { micro_batch_size = 4 }\ntensor { up: colwise, down: rowwise }\n"
+
+
+@pytest.mark.parametrize("command", [("plan", "check"), ("inspect",)], ids=" ".join)
+def test_an_operator_without_a_rule_is_an_error_only_when_strict(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture
+) -> None:
+    Path("odd.py").write_text(ODD)
+    Path("split.plan").write_text(f"autoshard 1\n{SPLIT}")
+    words = [*command, "split.plan", "--model", "odd.py:odd"]
+    assert main(words) == 0
+    assert main([*words, "--strict"]) == 1
+    printed = capsys.readouterr()
+    said = printed.out + printed.err
+    assert "error[AS408]: no placement rule for 'aten.erfinv.default' at " in said
+    assert "self.up(x).sigmoid().erfinv()" in said
+    assert main([*command, "split.plan", "--model", "odd.py:even", "--strict"]) == 0
+
+
+def test_strict_needs_a_batch_to_trace_the_model(capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", "check", "good.plan", "--model", "model.py:tiny", "--strict"]) == 1
+    assert "it needs a batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_warnings_are_shown_beside_the_output_and_are_errors_when_strict(
+    command: str, capsys: pytest.CaptureFixture
+) -> None:
+    Path("odd.py").write_text(ODD)
+    Path("warns.plan").write_text(
+        WARNS.replace("dp = 2 }", "dp = 2 }\nbatch { micro_batch_size = 2 }")
+    )
+    words = [command, "warns.plan", "--model", "odd.py:even"]
+    words += ["--no-numbers"] if command == "verify" else []
+    assert main(words) == 0
+    assert "warning[AS" in capsys.readouterr().err
+    assert main([*words, "--strict"]) == 1
+    assert "error[AS" in capsys.readouterr().err
 
 
 def test_several_files_are_checked_in_one_run() -> None:
