@@ -15,6 +15,8 @@ from autoshard.schedule.action import COMPUTE
 from autoshard.schedule.read import read_schedule
 from autoshard.source import Span
 
+LOOKED_FOR = "a file is looked for as it is written, then beside the plan"
+
 
 def stage_ranks(resolved: Resolved) -> tuple[int, ...]:
     """Return the pipeline coordinate of every stage; no schedule is searched for."""
@@ -43,13 +45,33 @@ def compute_schedule(resolved: Resolved, costs: Costs | None = None) -> Schedule
         )
 
 
+def file_problem(resolved: Resolved) -> ScheduleError | None:
+    """Return why the plan's `csv` file can't run, None where it can or there is none.
+
+    Its ranks and micro-batches are left out while the plan leaves an axis open.
+    """
+    schedule = resolved.plan.pipeline.schedule
+    if not isinstance(schedule, Call):
+        return None
+    span = resolved.plan.span("pipeline.schedule")
+    try:
+        if resolved.auto:
+            _read(schedule.args[0], span)
+        else:
+            compute_schedule(resolved)
+    except ScheduleError as error:
+        return error
+    return None
+
+
 @contextmanager
-def _placed(span: Span | None) -> Iterator[None]:
+def _placed(span: Span | None, *helps: str) -> Iterator[None]:
     """Give errors about a schedule the place in the plan that asks for it."""
     try:
         yield
     except ScheduleError as error:
-        raise ScheduleError(replace(d, span=span) for d in error.diagnostics) from error
+        found = (replace(d, span=span, help=(*d.help, *helps)) for d in error.diagnostics)
+        raise ScheduleError(found) from error
 
 
 def _virtual_stages(resolved: Resolved) -> int | None:
@@ -65,9 +87,7 @@ def _span(resolved: Resolved) -> Span | None:
 def _from_file(name: str, resolved: Resolved) -> Schedule:
     """Return a file's compute actions; transfers and storage actions are always made anew."""
     span = resolved.plan.span("pipeline.schedule")
-    path = _find(Path(name), span)
-    with _placed(span):
-        schedule = read_schedule(path, name)
+    schedule = _read(name, span)
     _check_fit(name, schedule, resolved, span)
     schedule = schedule.only(COMPUTE)
     problems = find_problems(schedule, accumulation="any")
@@ -76,6 +96,12 @@ def _from_file(name: str, resolved: Resolved) -> Schedule:
     if resolved.plan.pipeline.accumulation_order == "microbatch":
         _check_order(name, schedule, span)
     return schedule
+
+
+def _read(name: str, span: Span | None) -> Schedule:
+    path = _find(Path(name), span)
+    with _placed(span, *(() if path.exists() else (LOOKED_FOR,))):
+        return read_schedule(path, name)
 
 
 def _check_order(name: str, schedule: Schedule, span: Span | None) -> None:

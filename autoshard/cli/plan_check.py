@@ -13,6 +13,7 @@ from autoshard.dsl.facts_line import facts_line, launch_line
 from autoshard.dsl.load import in_order, load
 from autoshard.dsl.resolve import Examined, Resolved, examine
 from autoshard.model_facts import ModelFacts
+from autoshard.passes._schedules import file_problem
 from autoshard.source import Source
 
 
@@ -45,7 +46,11 @@ def check(
     if not loaded.complete:
         return Result(source, in_order(loaded.diagnostics), None)
     examined = examine(loaded.plan, facts, world)
-    return Result(source, in_order([*loaded.diagnostics, *examined.diagnostics]), examined)
+    found = [*loaded.diagnostics, *examined.diagnostics]
+    if not examined.errors:
+        problem = file_problem(examined.resolved)
+        found += problem.diagnostics if problem else ()
+    return Result(source, in_order(found), examined)
 
 
 def model_facts(built: Built) -> ModelFacts:

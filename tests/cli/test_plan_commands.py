@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import main
+from autoshard.schedule import make_schedule
 
 GOOD = "autoshard 1\n\nmesh { dp = 2, tp = 2 }\n\nbatch { micro_batch_size = 4 }\n"
 WARNS = "autoshard 1\nmesh { dp = 2 }\nzero { prefetch = 2 }\n"
@@ -49,6 +50,35 @@ def test_a_good_plan_ends_with_facts_and_the_command(capsys: pytest.CaptureFixtu
         "mesh dp 2 x tp 2 = 4; batch 4 x 1 x dp 2 = 8",
         "start it:  torchrun --standalone --nproc-per-node 4 train.py",
     ]
+
+
+SCHEDULED = """autoshard 1
+mesh { pp = PP }
+batch { micro_batch_size = 1, num_microbatches = 4 }
+pipeline { schedule = csv("mine.csv"), split = even(h.*) }
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pp", "said"),
+    [
+        (0, "2", "can't read the schedule `mine.csv`: No such file or directory"),
+        (3, "2", "`mine.csv` is for 3 ranks and 4 microbatches, the plan has pp = 2 and 4"),
+        (3, "auto", ""),
+        (3, "3", ""),
+    ],
+)
+def test_a_schedule_file_is_looked_for_where_the_plan_names_it(
+    ranks: int, pp: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    Path("csv.plan").write_text(SCHEDULED.replace("PP", pp))
+    if ranks:
+        schedule = make_schedule("1f1b", num_ranks=ranks, num_microbatches=4)
+        Path("mine.csv").write_text(schedule.to_csv())
+    assert main(["plan", "check", "csv.plan"]) == bool(said)
+    out = capsys.readouterr().out
+    assert ("then beside the plan" in out) == (ranks == 0)
+    assert said in out and ("csv.plan:4:23" in out) == bool(said)
 
 
 def test_a_wrong_plan_exits_with_1_and_counts(capsys: pytest.CaptureFixture) -> None:
