@@ -1,12 +1,14 @@
 """Train a tiny GPT by every schedule, in lock step in float64, beside plain PyTorch.
 
-    python -m autoshard.testing.pipelines [--quick] [--pp P] [--zero Z] [--json]
+    python -m autoshard.testing.pipelines [--quick] [--pp P] [--zero Z] [--part K/N] [--json]
+    python -m autoshard.testing.pipelines --join PART.json ...
 
 The cross: schedules x {2, 3, 4} pipeline ranks x {1 .. 8} micro-batches x ZeRO {0 .. 3} x {untied,
 tied}, with two data parallel ranks above ZeRO 0. For each: loss, every gradient, the norm and the
 updated parameters of two steps against one process, the order proof, and bit-equality of gradients
 with the other schedules that cut the model into the same stages. Graphs don't depend on schedule
-and micro-batches, so one compilation serves all schedules that place stages alike.
+and micro-batches, so one compilation serves all schedules that place stages alike. Parts may run
+apart: cells that must be bit-equal are never in different ones.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -256,38 +259,72 @@ def _reference(layers: int, tied: bool, samples: int) -> tuple[StepRecord, ...]:
     return tuple(records)
 
 
+def part(cells: Sequence[Cell], number: int, of: int) -> list[Cell]:
+    """Return the ``number``-th of so many parts, from 1; cells that may be bit-equal stay together.
+
+    There are eight sorts of cells, by ZeRO stage and tie: more parts leave some empty.
+    """
+    sorts = sorted({(cell.zero, cell.tied) for cell in cells})[number - 1 :: of]
+    return [cell for cell in cells if (cell.zero, cell.tied) in sorts]
+
+
+def run_cells(cells: Sequence[Cell]) -> dict:
+    """Train by all cells, a line of progress each on stderr, and return what was found as data."""
+    start, results = time.perf_counter(), []
+    for number, cell in enumerate(cells, 1):
+        results.append(result := run_cell(cell))
+        error = f"{result.worst.error:.1e}"
+        print(f"{number}/{len(cells)} {cell}: {result.wrong or error}", file=sys.stderr, flush=True)
+    worst = max(results, key=lambda r: r.worst.error)
+    return {
+        "cells": [str(cell) for cell in cells],
+        "wrong": [f"{result.cell}: {result.wrong}" for result in results if result.wrong],
+        "not_bit_equal": unequal(results),
+        "worst": {"cell": str(worst.cell), "what": worst.worst.what, "error": worst.worst.error},
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def join(found: Sequence[dict]) -> dict:
+    """Return the findings of parts as one; a cell that ran in several counts once."""
+    return {
+        "cells": sorted({cell for one in found for cell in one["cells"]}),
+        "wrong": [text for one in found for text in one["wrong"]],
+        "not_bit_equal": [text for one in found for text in one["not_bit_equal"]],
+        "worst": max((one["worst"] for one in found), key=lambda worst: worst["error"]),
+        "seconds": sum(one["seconds"] for one in found),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cross and print what was found; 1 when anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the subset that the tests run")
     parser.add_argument("--pp", type=int, help="only this number of pipeline ranks")
     parser.add_argument("--zero", type=int, help="only this ZeRO stage")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of up to 8 parts")
+    parser.add_argument("--join", nargs="+", metavar="JSON", help="add up parts, run before")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    pipelines = (args.pp,) if args.pp else (2, 3, 4)
-    stages = range(4) if args.zero is None else (args.zero,)
-    chosen = cover() if args.quick else cross()
-    cells = [cell for cell in chosen if cell.pp in pipelines and cell.zero in stages]
-    start = time.perf_counter()
-    results = [run_cell(cell) for cell in cells]
-    odd = unequal(results)
-    wrong = [f"{result.cell}: {result.wrong}" for result in results if result.wrong]
-    worst = max(results, key=lambda r: r.worst.error)
-    found = {
-        "cells": len(results),
-        "wrong": wrong,
-        "not_bit_equal": odd,
-        "worst": {"cell": str(worst.cell), "what": worst.worst.what, "error": worst.worst.error},
-        "seconds": time.perf_counter() - start,
-    }
+    if args.join:
+        found = join([json.loads(Path(path).read_text()) for path in args.join])
+    else:
+        pipelines = (args.pp,) if args.pp else (2, 3, 4)
+        stages = range(4) if args.zero is None else (args.zero,)
+        chosen = cover() if args.quick else cross()
+        cells = [cell for cell in chosen if cell.pp in pipelines and cell.zero in stages]
+        cells = part(cells, *map(int, args.part.split("/")))
+        if not cells:
+            parser.error(f"no cell of the cross is in part {args.part} of what was asked for")
+        found = run_cells(cells)
     print(json.dumps(found, indent=2) if args.json else _text(found))
-    return 1 if wrong or odd else 0
+    return 1 if found["wrong"] or found["not_bit_equal"] else 0
 
 
 def _text(found: dict) -> str:
     worst = found["worst"]
     lines = [
-        f"{found['cells']} cells in {found['seconds']:.0f} s: {len(found['wrong'])} wrong, "
+        f"{len(found['cells'])} cells in {found['seconds']:.0f} s: {len(found['wrong'])} wrong, "
         f"{len(found['not_bit_equal'])} not bit-equal with schedules alike",
         f"worst: {worst['cell']}, {worst['what']}, relative error {worst['error']:.1e}",
     ]

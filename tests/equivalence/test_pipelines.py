@@ -4,6 +4,7 @@ The whole cross is `python -m autoshard.testing.pipelines`; this is its covering
 """
 
 import gc
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -118,3 +119,25 @@ def test_gathering_once_a_step_or_in_every_phase_is_told_with_its_cost() -> None
     assert kept.gradient_bytes == 2 * again.gradient_bytes
     assert again.gathered_bytes >= 5 * kept.gathered_bytes
     assert again.reduced_bytes == 5 * kept.reduced_bytes
+
+
+def test_parts_hold_every_cell_once_and_keep_together_what_is_compared() -> None:
+    cells = list(pipelines.cross())
+    for of in (1, 3, 8):
+        parts = [pipelines.part(cells, number, of) for number in range(1, of + 1)]
+        assert sorted(str(c) for part in parts for c in part) == sorted(map(str, cells))
+        kinds = [{(c.zero, c.tied) for c in part} for part in parts]
+        assert sum(map(len, kinds)) == 8
+
+
+def test_what_is_wrong_in_one_part_is_wrong_in_the_whole(tmp_path, capsys) -> None:
+    good = {"cells": ["a"], "wrong": [], "not_bit_equal": [], "seconds": 1.0}
+    good["worst"] = {"cell": "a", "what": "loss", "error": 1e-16}
+    bad = good | {"cells": ["a", "b"], "wrong": ["b: loss: 1.0e+00"]}
+    bad["worst"] = {"cell": "b", "what": "loss", "error": 1.0}
+    for name, found in (("good", good), ("bad", bad)):
+        (tmp_path / name).write_text(json.dumps(found))
+    assert pipelines.main(["--join", str(tmp_path / "good")]) == 0
+    assert pipelines.main(["--join", str(tmp_path / "good"), str(tmp_path / "bad")]) == 1
+    out = capsys.readouterr().out
+    assert "2 cells in 2 s: 1 wrong" in out and "b: loss: 1.0e+00" in out
