@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from autoshard.cli.common import add_common, add_model, build_model
+from autoshard.cli.inspect import has_host, plan_optimizer
 from autoshard.cli.plan_files import read
 from autoshard.dsl.load import load
 
@@ -51,12 +52,15 @@ def _tabled(compiled: Compiled) -> dict[str, str]:
     from autoshard.units import show_bytes
 
     program = compiled.program
-    found = peaks(program, compiled.resolved.plan.assume.optimizer or "adamw")
+    plan = compiled.resolved.plan
+    found = peaks(program, plan_optimizer(plan), has_host=has_host(plan))
     fullest = max(found, key=lambda peak: peak.total)
     figures = {"mesh": mesh_text(program.mesh)}
     for name in CATEGORIES:
         figures[f"{name}, fullest rank"] = show_bytes(fullest.sizes.get(name, 0))
     figures["together, fullest rank"] = show_bytes(fullest.total)
+    if fullest.host:
+        figures["on the host, fullest rank"] = show_bytes(fullest.host)
     wire: dict[str, int] = {}
     for row in traffic(program):
         key = f"{row.axis} {row.kind}, most of any stage"

@@ -130,7 +130,9 @@ def _report(args: argparse.Namespace, compiled: Compiled) -> str:
         *planned,
         report.passes_table(program),
         "memory of one rank at each pipeline coordinate when it holds the most",
-        report.memory_table(program, plan_optimizer(resolved.plan)),
+        report.memory_table(
+            program, plan_optimizer(resolved.plan), has_host=has_host(resolved.plan)
+        ),
         "traffic of one rank of each stage in one step",
         report.traffic_table(program) or "none",
         *_choices(compiled),
@@ -163,6 +165,11 @@ def plan_optimizer(plan: Plan) -> str:
     return plan.assume.optimizer or "adamw"
 
 
+def has_host(plan: Plan) -> bool:
+    """Tell whether the report assumes a device whose memory is not the host's."""
+    return plan.assume.device != "cpu"
+
+
 def _as_json(compiled: Compiled) -> str:
     from dataclasses import asdict
 
@@ -171,7 +178,8 @@ def _as_json(compiled: Compiled) -> str:
     from autoshard.cost.traffic import traffic
 
     program, is_zero_3 = compiled.program, compiled.resolved.plan.zero.stage == 3
-    found_peaks = peaks(program, plan_optimizer(compiled.resolved.plan))
+    plan = compiled.resolved.plan
+    found_peaks = peaks(program, plan_optimizer(plan), has_host=has_host(plan))
     memory = [asdict(p) | {"total": p.total, "place": p.place} for p in found_peaks]
     found = {
         "passes": [asdict(entry) for entry in program.journal],

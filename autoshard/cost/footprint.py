@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autoshard.cost.peak import ACTIVATIONS, COMMUNICATION, GATHERED
 from autoshard.ir.aliases import is_view
-from autoshard.ir.graph_function import GraphFunction, Port
+from autoshard.ir.graph_function import FLAT, GraphFunction, Port
 from autoshard.ir.lifetimes import lifetimes
 from autoshard.ir.node_info import info
 from autoshard.mesh import Mesh
@@ -50,14 +50,21 @@ class Footprint:
     outputs: tuple[tuple[Port, Storage | None], ...]
 
 
-def footprint(function: GraphFunction, mesh: Mesh) -> Footprint:
-    """Return what running ``function`` allocates and frees."""
-    return _Reader(function, mesh).read()
+def footprint(
+    function: GraphFunction, mesh: Mesh, fetched: frozenset[str] = frozenset()
+) -> Footprint:
+    """Return what running ``function`` allocates and frees.
+
+    Gathers of ``fetched`` buckets first copy the rank's part from host memory.
+    """
+    return _Reader(function, mesh, fetched).read()
 
 
 class _Reader:
-    def __init__(self, function: GraphFunction, mesh: Mesh) -> None:
+    def __init__(self, function: GraphFunction, mesh: Mesh, fetched: frozenset[str]) -> None:
         self._function, self._mesh = function, mesh
+        flats = function.named(FLAT).items()
+        self._fetched = {node for name, node in flats if name in fetched}
         self._order = {node: index for index, node in enumerate(function.graph.nodes)}
         self._lives = lifetimes(function)
         self._given = set(self._lives.handed)
@@ -92,18 +99,23 @@ class _Reader:
         own = [(leaf, size) for leaf, size in _leaves(node) if _base(node) is node]
         category = ACTIVATIONS
         if node.target in _GATHERS:
-            category, step.needs = GATHERED, self._unpacking(node)
+            category, step.needs = GATHERED, self._unpacking(node) + self._fetching(node)
         elif node.target in (*_REDUCTIONS, *_SCATTERS) and self._ranks(node) > 1:
             category, step.needs = COMMUNICATION, self._buffers(node)
         step.makes += [((node, leaf), size, category) for leaf, size in own]
         if node.target in ops.STARTS and step.needs:  # they are there until the wait
-            step.makes.append(((node, EXTRA), step.needs, COMMUNICATION))
+            step.makes.append(((node, EXTRA), step.needs, category))
             step.needs = 0
 
     def _unpacking(self, node: Node) -> int:
         """Return what a gather needs besides its result: the parts, unless they are the result."""
         dim, blocks = node.args[1:3]
         return 0 if dim == 0 and len(blocks) < 2 else _nbytes(node.meta["val"])
+
+    def _fetching(self, node: Node) -> int:
+        """Return the bytes of a part that lies in host memory: its copy on the device."""
+        part = node.args[0]
+        return _nbytes(part.meta["val"]) if part in self._fetched else 0
 
     def _buffers(self, node: Node) -> int:
         """Return what a reduction needs besides the buffer that its result is summed in."""

@@ -15,19 +15,24 @@ ACTIVATIONS = "activations"  # kept for backward, and inside the phase that is r
 GATHERED = "gathered"  # buckets while they are whole
 COMMUNICATION = "communication"  # buffers of reductions, and messages
 CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, GATHERED, COMMUNICATION)
+HOST = "host"  # offloaded buckets, their moments and gradients: in host memory, in no sum of these
 
 
 @dataclass(frozen=True)
 class Peak:
-    """A moment: bytes by category, the action that was being carried out, and its node."""
+    """A moment: bytes by category, the action that was being carried out, and its node.
+
+    ``host`` is apart from them: the most bytes that offloading held in host memory at any moment.
+    """
 
     sizes: Mapping[str, int]
     action: str = ""
     node: str = ""
+    host: int = 0
 
     @property
     def total(self) -> int:
-        """Return all bytes."""
+        """Return all bytes on the device."""
         return sum(self.sizes.values())
 
     @property

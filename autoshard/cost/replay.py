@@ -1,6 +1,7 @@
 """Predict a rank's peak of memory: its actions replayed on sizes alone, as `runtime.run` does them.
 
 Gradients are attached to nothing when the step begins, and the optimizer has its state already.
+What is offloaded lies in host memory, unless the device's memory is the host's.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 
 from autoshard.cost.footprint import Footprint, Step, footprint
 from autoshard.cost.memory import MOMENTS, owned_elements
@@ -41,16 +43,21 @@ PER_MICROBATCH = ("F", "I", "W")
 _OUTGOING = {Kind.SEND_F: BOUNDARY, Kind.SEND_B: TANGENT}
 
 
-def peaks(program: Program, optimizer: str = "adamw") -> tuple[Peak, ...]:
-    """Return the peak of one rank of every pipeline coordinate; the program has a schedule."""
+def peaks(program: Program, optimizer: str = "adamw", *, has_host: bool = True) -> tuple[Peak, ...]:
+    """Return the peak of one rank of every pipeline coordinate; the program has a schedule.
+
+    Without ``has_host`` the device is a CPU, whose memory is the host's: nothing is offloaded.
+    """
     assert program.schedule is not None, "a program at level SCHEDULE"
     ranks = range(program.schedule.num_ranks)
-    return tuple(peak_of(program, rank, optimizer) for rank in ranks)
+    return tuple(peak_of(program, rank, optimizer, has_host=has_host) for rank in ranks)
 
 
-def peak_of(program: Program, rank: int, optimizer: str = "adamw") -> Peak:
+def peak_of(
+    program: Program, rank: int, optimizer: str = "adamw", *, has_host: bool = True
+) -> Peak:
     """Return the peak of a rank at pipeline coordinate ``rank``."""
-    return _Replay(program, rank, optimizer).peak()
+    return _Replay(program, rank, optimizer, has_host).peak()
 
 
 class _Heap:
@@ -103,7 +110,7 @@ class _Heap:
 class _Replay:
     """One rank's step."""
 
-    def __init__(self, program: Program, rank: int, optimizer: str) -> None:
+    def __init__(self, program: Program, rank: int, optimizer: str, has_host: bool) -> None:
         assert program.schedule is not None
         self._program, self._row = program, program.schedule.ranks[rank]
         self._footprints: dict[int, Footprint] = {}
@@ -111,6 +118,9 @@ class _Replay:
         own = set(self._stages)
         self._buckets = {b.name: b for b in program.buckets if own & set(_homes(b))}
         self._bucket_of = {fqn: b for b in self._buckets.values() for fqn in b.fqns}
+        self._away = [b for b in self._buckets.values() if b.on_host and has_host]
+        self._fetched = frozenset(bucket.name for bucket in self._away if bucket.is_fetched)
+        self._host = 0  # bytes that offloading holds in host memory
         self._heap = _Heap()
         self._values: dict[tuple[int, int], dict[Port, Key]] = {}
         self._outgoing: dict[tuple[str, int, int], list[Key]] = {}
@@ -130,23 +140,38 @@ class _Replay:
         for action in self._row:
             self._heap.action = str(action)
             self._carry_out(action)
-        return self._heap.peak
+        return replace(self._heap.peak, host=self._host)
 
     def _store(self, optimizer: str) -> None:
         """Allocate what is there between steps."""
         program, own = self._program, set(self._stages)
+        away = {fqn for bucket in self._away for fqn in bucket.fqns}
         for bucket in self._buckets.values():
-            is_read = bucket.read_dtype == bucket.dtype
-            length = bucket.length // self._parts(bucket)
-            self._heap.make(length * bucket.dtype.itemsize, PARAMETERS if is_read else OPTIMIZER)
-            if bucket.on_host and not is_read:  # the host casts what it sends
-                self._heap.make(length * bucket.read_dtype.itemsize, PARAMETERS)
+            self._store_bucket(bucket)
         for spec in program.params:
             if spec.is_buffer and own & set(spec.homes):
                 self._heap.make(spec.numel * spec.dtype.itemsize, PARAMETERS)
             elif spec.requires_grad and own & set(spec.homes):
                 owned = owned_elements(program, spec) * spec.dtype.itemsize
-                self._heap.make(owned * MOMENTS[optimizer], OPTIMIZER)
+                if spec.fqn in away:
+                    self._host += owned * (MOMENTS[optimizer] + 1)  # its gradient comes there too
+                else:
+                    self._heap.make(owned * MOMENTS[optimizer], OPTIMIZER)
+
+    def _store_bucket(self, bucket: Bucket) -> None:
+        """Allocate a bucket where it is stored, and the copy that phases read."""
+        is_read = bucket.read_dtype == bucket.dtype
+        length = bucket.length // self._parts(bucket)
+        stored, read = length * bucket.dtype.itemsize, length * bucket.read_dtype.itemsize
+        is_cast = bucket.on_host and not is_read  # the host casts what it sends
+        if bucket not in self._away:
+            self._heap.make(stored, PARAMETERS if is_read else OPTIMIZER)
+            if is_cast:
+                self._heap.make(read, PARAMETERS)
+            return
+        self._host += stored + (read if is_cast else 0)
+        if not bucket.is_fetched:
+            self._heap.make(read, PARAMETERS)
 
     def _carry_out(self, action: Action) -> None:
         kind, stage = action.kind, action.stage
@@ -310,7 +335,8 @@ class _Replay:
 
     def _footprint(self, function: GraphFunction) -> Footprint:
         if id(function) not in self._footprints:
-            self._footprints[id(function)] = footprint(function, self._program.mesh)
+            found = footprint(function, self._program.mesh, self._fetched)
+            self._footprints[id(function)] = found
         return self._footprints[id(function)]
 
     def _parts(self, bucket: Bucket) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from autoshard.cost.peak import CATEGORIES
+from autoshard.cost.peak import CATEGORIES, HOST
 from autoshard.cost.replay import peaks
 from autoshard.cost.stage_times import stage_times
 from autoshard.cost.traffic import TrafficRow, traffic
@@ -31,13 +31,19 @@ def passes_table(program: Program) -> str:
     return tabulate(rows, heads, colalign=("left", "right", "left", "right", "right"))
 
 
-def memory_table(program: Program, optimizer: str = "adamw") -> str:
-    """Return one line a pipeline coordinate: bytes of its ranks at their peak, and when it is."""
-    rows = []
-    for rank, peak in enumerate(peaks(program, optimizer)):
+def memory_table(program: Program, optimizer: str = "adamw", *, has_host: bool = True) -> str:
+    """Return one line a pipeline coordinate: bytes of its ranks at their peak, and when it is.
+
+    Where something is offloaded, a column for what lies in host memory; see ``cost.replay``.
+    """
+    rows, found = [], peaks(program, optimizer, has_host=has_host)
+    is_offloaded = any(peak.host for peak in found)
+    for rank, peak in enumerate(found):
         sizes = [*(peak.sizes.get(name, 0) for name in CATEGORIES), peak.total]
+        sizes += [peak.host] if is_offloaded else []
         rows.append([rank, *map(show_bytes, sizes), peak.place])
-    heads = ["pp rank", *CATEGORIES, "together", "at the peak"]
+    apart = [f"on the {HOST}"] if is_offloaded else []
+    heads = ["pp rank", *CATEGORIES, "together", *apart, "at the peak"]
     return tabulate(rows, heads, colalign=(*("right",) * (len(heads) - 1), "left"))
 
 

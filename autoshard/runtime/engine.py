@@ -23,7 +23,7 @@ from autoshard.runtime.batch import Leaves, Signature, batch_signature, check_ro
 from autoshard.runtime.clip import clip_grad_norm
 from autoshard.runtime.comm import ProcessGroups
 from autoshard.runtime.control import Control
-from autoshard.runtime.device import to_device
+from autoshard.runtime.device import Allocator, to_device, watch_allocator
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.fingerprint import compare_fingerprints, take_fingerprint
 from autoshard.runtime.init import Init, check_init, fill
@@ -115,6 +115,7 @@ class Engine:
         self._check = OptimizerCheck(parameters, control.size, on_step)
         self._checked: set[str] = set()
         self._measured: Peak | None = None
+        self._allocator: Allocator | None = None
 
     # training -----------------------------------------------------------------------------------
     def forward_backward(self, batch: object, weight: float = 1.0) -> torch.Tensor:
@@ -232,19 +233,22 @@ class Engine:
         """Count the bytes of live tensors in the steps inside; ``report`` then shows their peak.
 
         Such steps are slow: every operator passes through Python. Make the optimizer's first step
-        before, so that its state is there, and drop gradients.
+        before, so that its state is there, and drop gradients. On CUDA the peak of torch's
+        allocator is read too.
         """
         ledger = Ledger()
         hold_state(ledger, self._storage, self._check.states())
+        read_allocator = watch_allocator(self._comm.device)
         with measured(self._programs.values(), ledger):
             yield
-        self._measured = ledger.peak
+        self._measured, self._allocator = ledger.peak, read_allocator()
 
     def report(self) -> Report:
         """Return what this rank runs and keeps, as text: its memory as predicted, and measured."""
         setup = self._setup
         signatures = tuple(self._programs)
-        return Report.of(self._first, signatures, setup.notes, setup.optimizer, self._measured)
+        found = (self._measured, self._allocator)
+        return Report.of(self._first, signatures, setup.notes, setup.optimizer, *found)
 
     def stats(self) -> dict[str, float]:
         """Return numbers of the last step and counts since the start, for any tracker."""
@@ -261,6 +265,7 @@ class Engine:
             "stored_bytes": self._storage.nbytes(),
             **self._first.counts,  # actions, launches, copies, collectives, messages of a step
             **({} if self._measured is None else {"peak_bytes": self._measured.total}),
+            **({} if self._allocator is None else {"cuda_bytes": self._allocator.allocated}),
             **({} if scaler is None else {"loss_scale": scaler.scale, "overflows": scaler.skipped}),
         }
 

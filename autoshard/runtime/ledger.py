@@ -24,6 +24,7 @@ from autoshard.cost.peak import (
     COMMUNICATION,
     GATHERED,
     GRADIENTS,
+    HOST,
     OPTIMIZER,
     PARAMETERS,
     Peak,
@@ -33,6 +34,7 @@ from autoshard.ir.program import Bucket
 from autoshard.ops.communicator import Work
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.executor import Executable
+from autoshard.runtime.offload import HostMemory
 from autoshard.runtime.phases import PER_MICROBATCH, Phase
 from autoshard.runtime.storage import Storage
 from autoshard.runtime.work import Transfer
@@ -42,7 +44,7 @@ class Ledger(TorchDispatchMode):
     """Counts live storages while it is entered, by what they are for.
 
     ``peak`` is the moment with the most bytes: their sum by category, and the operator that made
-    the last of them.
+    the last of them. What lies in host memory is apart from that moment: the most of it counts.
     """
 
     def __init__(self) -> None:
@@ -98,8 +100,11 @@ class Ledger(TorchDispatchMode):
         self._live[key] = nbytes, category
         self._refs[key] = weakref.ref(storage, lambda _: self._forget(key))
         self._by_category[category] += nbytes
-        if sum(self._by_category.values()) > self.peak.total:
-            self.peak = Peak(dict(self._by_category), self.action, made_by)
+        sizes = {name: size for name, size in self._by_category.items() if name != HOST}
+        if sum(sizes.values()) > self.peak.total:
+            self.peak = Peak(sizes, self.action, made_by, self.peak.host)
+        if self._by_category[HOST] > self.peak.host:
+            self.peak = replace(self.peak, host=self._by_category[HOST])
 
     def _forget(self, key: int) -> None:
         if key in self._live:
@@ -111,33 +116,50 @@ class Ledger(TorchDispatchMode):
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def hold_state(ledger: Ledger, storage: Storage, moments: Iterable[torch.Tensor]) -> None:
-    """Count what a rank keeps between steps, gradients too if there are any."""
-    buckets = storage.layout.buckets
+def hold_state(
+    ledger: Ledger,
+    storage: Storage,
+    moments: Iterable[tuple[torch.nn.Parameter, torch.Tensor]],
+) -> None:
+    """Count what a rank keeps between steps, gradients too if there are any.
+
+    ``moments`` are what the optimizer keeps, each with its parameter.
+    """
+    buckets, away = storage.layout.buckets, set(storage.away)
     for name, flat in storage.stored.items():
         is_read = buckets[name].read_dtype == buckets[name].dtype
-        ledger.hold([flat], PARAMETERS if is_read else OPTIMIZER)
-    ledger.hold(storage.narrow.values(), PARAMETERS)
+        category = PARAMETERS if is_read else OPTIMIZER
+        ledger.hold([flat], HOST if name in away else category)
+    for name, narrow in storage.narrow.items():
+        ledger.hold([narrow], HOST if name in away else PARAMETERS)
     ledger.hold(storage.buffers.values(), PARAMETERS)
-    ledger.hold(moments, OPTIMIZER)
-    grads = (parameter.grad for parameter in storage.parameters.values())
-    ledger.hold((grad for grad in grads if grad is not None), GRADIENTS)
+    if storage.host is not None:
+        ledger.hold(storage.host.copies.values(), PARAMETERS)
+    slots = storage.layout.slots
+    on_host = {id(p) for n, p in storage.parameters.items() if slots[n].bucket in away}
+    for parameter, moment in moments:
+        ledger.hold([moment], HOST if id(parameter) in on_host else OPTIMIZER)
+    for parameter in storage.parameters.values():
+        if parameter.grad is not None:
+            ledger.hold([parameter.grad], HOST if id(parameter) in on_host else GRADIENTS)
 
 
 @contextmanager
 def measured(executables: Iterable[Executable], ledger: Ledger) -> Iterator[None]:
     """Let a ledger count the steps of executables of one rank, by category and action."""
-    kept = [(exe, exe.comm, exe.code) for exe in executables]
-    for exe, comm, code in kept:
+    kept = [(exe, exe.comm, exe.code, exe.storage.host) for exe in executables]
+    for exe, comm, code, host in kept:
         exe.comm = _Watched(comm, ledger)  # type: ignore[assignment]
+        if host is not None:
+            exe.storage.host = _WatchedHost(host, ledger)  # type: ignore[assignment]
         exe.code = {key: _watch(phase, key, exe, ledger) for key, phase in code.items()}
     try:
         # What the run-time itself makes between phases are sums of gradients.
         with ledger, ledger.counting(GRADIENTS):
             yield
     finally:
-        for exe, comm, code in kept:
-            exe.comm, exe.code = comm, code
+        for exe, comm, code, host in kept:
+            exe.comm, exe.code, exe.storage.host = comm, code, host
 
 
 def _watch(phase: Phase, key: tuple[int, str], exe: Executable, ledger: Ledger) -> Phase:
@@ -198,6 +220,24 @@ class _Watched:
     def _start(self, category: str, start: Callable, *args: Any, **kwargs: Any) -> Work:
         with self._ledger.counting(category):
             return _WatchedWork(start(*args, **kwargs), category, self._ledger)
+
+
+class _WatchedHost:
+    """Host memory that counts what comes there, and the copies that go to the device."""
+
+    def __init__(self, host: HostMemory, ledger: Ledger) -> None:
+        self._host, self._ledger = host, ledger
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._host, name)
+
+    def send(self, stored: Mapping[str, torch.Tensor]) -> None:
+        with self._ledger.counting(PARAMETERS):
+            self._host.send(stored)
+
+    def take(self, value: torch.Tensor) -> torch.Tensor:
+        with self._ledger.counting(HOST):
+            return self._host.take(value)
 
 
 @dataclass

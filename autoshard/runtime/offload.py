@@ -22,6 +22,11 @@ class HostMemory:
         self._copies: dict[str, torch.Tensor] = {}  # on the device, by bucket
         self._arriving: dict[str, torch.cuda.Event] = {}
 
+    @property
+    def copies(self) -> Mapping[str, torch.Tensor]:
+        """Return the buckets that ``send`` has copied, on the device."""
+        return self._copies
+
     def zeros(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return zeros in host memory that the device can copy from while the host goes on."""
         return torch.zeros(length, dtype=dtype, pin_memory=self._stream is not None)

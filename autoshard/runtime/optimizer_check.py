@@ -75,12 +75,13 @@ class OptimizerCheck:
             refuse_whole_tensor(type(optimizer))
         self._passed.add(optimizer)
 
-    def states(self) -> Iterator[torch.Tensor]:
-        """Yield what optimizers that made a step on our parameters keep of them."""
+    def states(self) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Yield what optimizers that made a step on our parameters keep of each."""
         for optimizer in self._passed:
             for parameter in self._parameters:
-                values = optimizer.state.get(parameter, {}).values()
-                yield from (value for value in values if isinstance(value, torch.Tensor))
+                for value in optimizer.state.get(parameter, {}).values():
+                    if isinstance(value, torch.Tensor):
+                        yield parameter, value
 
     def _holds_ours(self, optimizer: torch.optim.Optimizer) -> bool:
         held = (p for group in optimizer.param_groups for p in group["params"])

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.cost.peak import CATEGORIES, Peak
+from autoshard.cost.peak import CATEGORIES, HOST, Peak
 from autoshard.cost.replay import peak_of
+from autoshard.runtime.device import Allocator
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.layout import scheduled
 from autoshard.runtime.storage import Storage
@@ -28,6 +29,7 @@ class Report:
         notes: Sequence[str] = (),
         optimizer: str = "adamw",
         measured: Peak | None = None,
+        allocator: Allocator | None = None,
     ) -> Report:
         """Describe one rank's executable, the programs compiled so far, and its peak of memory."""
         program, storage = executable.program, executable.storage
@@ -40,8 +42,10 @@ class Report:
         ]
         lines += _offloaded(storage)
         lines += [f"program    {_signature(item)}" for item in signatures]
-        predicted = peak_of(program, executable.comm.index("pp"), optimizer)
-        return cls((*lines, *executable.notes, *notes, *memory_lines(predicted, measured)))
+        has_host, coordinate = storage.host is not None, executable.comm.index("pp")
+        predicted = peak_of(program, coordinate, optimizer, has_host=has_host)
+        memory = memory_lines(predicted, measured, allocator)
+        return cls((*lines, *executable.notes, *notes, *memory))
 
     def save(self, path: str | Path) -> None:
         """Write the text to a file."""
@@ -52,21 +56,38 @@ class Report:
         return "\n".join(self.lines)
 
 
-def memory_lines(predicted: Peak, measured: Peak | None) -> list[str]:
-    """Return a peak by category, beside the measured one and their difference if there is one."""
+def memory_lines(
+    predicted: Peak, measured: Peak | None, allocator: Allocator | None = None
+) -> list[str]:
+    """Return a peak by category, beside the measured one and their difference if there is one.
+
+    What an ``allocator`` counted stands beside the sum of live tensors.
+    """
     lines = [f"memory     {show_bytes(predicted.total)} predicted at {predicted.place}"]
     if measured is not None:
         off = predicted.total / measured.total - 1
         lines.append(f"           {show_bytes(measured.total)} measured at {measured.place}")
         lines.append(f"           predicted is {off:+.2%} off")
+    if measured is not None and allocator is not None:
+        more = allocator.allocated - measured.total
+        lines.append(
+            f"           {show_bytes(allocator.allocated)} allocated by torch.cuda, {more:+d} B: "
+            f"kernels, rounding, other tensors; {show_bytes(allocator.reserved)} reserved"
+        )
     for name in CATEGORIES:
-        here = predicted.sizes.get(name, 0)
-        text = f"           {name:<14}{show_bytes(here):>10}"
-        if measured is not None:
-            there = measured.sizes.get(name, 0)
-            text += f"{show_bytes(there):>12} measured, {here - there:+d} B"
-        lines.append(text)
+        there = None if measured is None else measured.sizes.get(name, 0)
+        lines.append(_memory_line(name, predicted.sizes.get(name, 0), there))
+    if predicted.host or (measured is not None and measured.host):
+        there = None if measured is None else measured.host
+        lines.append(f"{_memory_line(HOST, predicted.host, there)}, in no sum above")
     return lines
+
+
+def _memory_line(name: str, predicted: int, measured: int | None) -> str:
+    line = f"           {name:<14}{show_bytes(predicted):>10}"
+    if measured is None:
+        return line
+    return f"{line}{show_bytes(measured):>12} measured, {predicted - measured:+d} B"
 
 
 def _offloaded(storage: Storage) -> list[str]:

@@ -126,13 +126,19 @@ class Storage:
         bucket = self.layout.buckets[name]
         return bucket.axis is not None or bucket.read_dtype != bucket.dtype
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Return the buckets that lie in host memory; none where the device's is the host's."""
+        buckets = self.layout.buckets if self.host is not None else {}
+        return tuple(name for name, bucket in buckets.items() if bucket.on_host)
+
     def send(self) -> None:
         """Start to copy offloaded buckets to the device: the optimizer has changed them."""
         for name, narrow in self.narrow.items():
             narrow.copy_(self.stored[name])
         if self.host is not None:
-            kept = {n for n, b in self.layout.buckets.items() if b.on_host and not b.is_fetched}
-            self.host.send({n: self._flat(n) for n in self.stored if n in kept})
+            kept = [name for name in self.away if not self.layout.buckets[name].is_fetched]
+            self.host.send({name: self._flat(name) for name in kept})
 
     def flat(self, name: str) -> torch.Tensor:
         """Return a stored bucket for phases to gather: on the device, but for fetched ones."""

@@ -48,6 +48,27 @@ def test_a_device_trains_as_the_host_does(group):
         torch.testing.assert_close(device[1][name].cpu(), value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("offload", ("off", "cpu"))
+def test_memory_is_predicted_measured_and_read_off_the_allocator(group, offload):
+    model, batch, loss = tiny_gpt(width=64, heads=4)
+    batch = {name: value.cuda() for name, value in batch.items()}
+    plan = f"{PLAN}zero {{ offload_optimizer = {offload} }}\n"
+    engine = autoshard.parallelize(model, plan, example=batch, loss=loss)
+    del model
+    optimizer = torch.optim.AdamW(engine.parameters(), lr=1e-3)
+    for _ in range(2):
+        with engine.measure_memory():
+            engine.forward_backward(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+    text, stats = str(engine.report()), engine.stats()
+    off = float(text.partition("predicted is ")[2].partition("%")[0])
+    assert abs(off) <= 5, text
+    assert 0 < stats["peak_bytes"] <= stats["cuda_bytes"]
+    assert "allocated by torch.cuda" in text
+    assert ("  host  " in text) == (offload == "cpu")
+
+
 def test_the_host_waits_for_nothing_inside_a_step(group):
     model, batch, loss = tiny_gpt()
     batch = {name: value.cuda() for name, value in batch.items()}

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, partial
 
 import pytest
 import torch
 
-from autoshard.cost.peak import ACTIVATIONS, CATEGORIES, GATHERED, GRADIENTS, Peak
+from autoshard.cost.peak import (
+    ACTIVATIONS,
+    CATEGORIES,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    Peak,
+)
 from autoshard.cost.replay import peaks
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
@@ -15,10 +24,12 @@ from autoshard.ir.batch import share_leaves
 from autoshard.ir.capture import capture
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
+from autoshard.ops.communicator import Work
 from autoshard.runtime.batch import split_leaves
 from autoshard.runtime.comm import ProcessGroups
 from autoshard.runtime.ledger import Ledger, hold_state, measured
 from autoshard.runtime.link import link
+from autoshard.runtime.offload import HostMemory
 from autoshard.source import Source
 from autoshard.testing.lockstep import adamw
 from autoshard.testing.models import tiny_gpt
@@ -26,16 +37,51 @@ from autoshard.testing.plans import Layout, plan_text
 from autoshard.testing.processes import run_processes
 
 model_of = partial(tiny_gpt, layers=3, width=64, heads=4, length=32)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A layout, with more settings in its `zero` block and more blocks."""
+
+    layout: Layout
+    zero: str = ""
+    blocks: str = ""
+
+    @property
+    def plan(self) -> str:
+        """Return the plan's text."""
+        text = plan_text("tiny_gpt", self.layout, self.blocks)
+        return text.replace("zero { ", f"zero {{ {self.zero}\n")
+
+
+class WithHost(ProcessGroups):
+    """Ranks whose device has memory of its own, and a transport that keeps parts as NCCL does."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.host = HostMemory(self.device)
+
+    def all_gather_start(self, value: torch.Tensor, axis: str) -> Work:
+        part = self.host.fetch(value)
+        work = self._axes[axis].all_gather(part)
+        work.part = part  # until it is waited for
+        return work
+
+
+HALF = "precision { params = bf16 }"
 CELLS = {
-    "zero 0": (Layout(dp=2, zero=0), ""),
-    "zero 1": (Layout(dp=2, zero=1, microbatches=2), ""),
-    "zero 2": (Layout(dp=2, zero=2, microbatches=2), ""),
-    "zero 3": (Layout(dp=2, zero=3), ""),
-    "zero 3, recomputed, bf16": (
-        Layout(dp=2, zero=3),
-        "recompute { h.*: full }\nprecision { params = bf16 }",
+    "zero 0": Cell(Layout(dp=2, zero=0)),
+    "zero 1": Cell(Layout(dp=2, zero=1, microbatches=2)),
+    "zero 2": Cell(Layout(dp=2, zero=2, microbatches=2)),
+    "zero 3": Cell(Layout(dp=2, zero=3)),
+    "zero 3, recomputed, bf16": Cell(
+        Layout(dp=2, zero=3), blocks=f"recompute {{ h.*: full }}\n{HALF}"
     ),
-    "pipeline, zero 1": (Layout(dp=2, pp=2, zero=1, microbatches=3), ""),
+    "pipeline, zero 1": Cell(Layout(dp=2, pp=2, zero=1, microbatches=3)),
+    "zero 1, offloaded, bf16": Cell(
+        Layout(dp=2, zero=1, microbatches=2), "offload_optimizer = cpu", HALF
+    ),
+    "zero 3, offloaded": Cell(Layout(dp=2, zero=3), "offload_params = cpu"),
 }
 
 
@@ -46,19 +92,19 @@ def captured() -> Program:
 
 @cache
 def compiled(name: str) -> Program:
-    layout, extra = CELLS[name]
     model, batch, loss = model_of(batch=2)
-    plan = load(Source("p.plan", plan_text("tiny_gpt", layout, extra))).require()
+    plan = load(Source("p.plan", CELLS[name].plan)).require()
     return compile_plan(model, plan, batch, loss, captured=captured()).program
 
 
 def measure(name: str) -> list[tuple[int, Peak]]:
     """Return the pipeline coordinate and the peak of every rank in its second step."""
-    program, layout = compiled(name), CELLS[name][0]
+    program, layout = compiled(name), CELLS[name].layout
     model, batch, _ = model_of(batch=layout.samples)
 
     def body(rank: int) -> tuple[int, Peak]:
-        comm = ProcessGroups(program.mesh, rank, torch.device("cpu"))
+        kind = WithHost if "offload" in CELLS[name].zero else ProcessGroups
+        comm = kind(program.mesh, rank, torch.device("cpu"))
         exe = link(program, comm)
         for fqn, value in model.state_dict(keep_vars=True).items():
             if fqn in {spec.fqn for spec in program.params}:
@@ -69,8 +115,8 @@ def measure(name: str) -> list[tuple[int, Peak]]:
         exe.step(parts)
         optimizer.step()
         exe.storage.drop_gradients()
-        ledger, states = Ledger(), optimizer.state.values()
-        hold_state(ledger, exe.storage, (t for state in states for t in state.values()))
+        ledger, states = Ledger(), optimizer.state.items()
+        hold_state(ledger, exe.storage, ((p, t) for p, held in states for t in held.values()))
         with measured([exe], ledger):
             exe.step(parts)
         return comm.index("pp"), ledger.peak
@@ -85,6 +131,7 @@ def test_predicted_memory_is_what_ranks_hold(name: str) -> None:
         predicted = expected[coordinate]
         found = {c: (predicted.sizes.get(c, 0), peak.sizes.get(c, 0)) for c in CATEGORIES}
         assert predicted.total / peak.total == pytest.approx(1, abs=0.05), found
+        assert predicted.host == pytest.approx(peak.host, rel=0.05)
         for category, (one, other) in found.items():
             assert abs(one - other) < 0.05 * peak.total, category
 
@@ -96,6 +143,16 @@ def test_the_peak_names_what_is_running() -> None:
     assert cut.total < whole.total
     recomputed = peaks(compiled("zero 3, recomputed, bf16"))[0]
     assert recomputed.sizes[ACTIVATIONS] < cut.sizes[ACTIVATIONS]
+
+
+def test_what_is_offloaded_is_on_the_host_and_in_no_sum() -> None:
+    (here,), (away,) = (peaks(compiled("zero 3, offloaded"), has_host=h) for h in (False, True))
+    (plain,) = peaks(compiled("zero 3"))
+    assert plain == here and here.host == 0
+    state = here.sizes[PARAMETERS] + here.sizes[OPTIMIZER]
+    assert not away.sizes.get(PARAMETERS) and not away.sizes.get(OPTIMIZER)
+    assert away.sizes[ACTIVATIONS] == here.sizes[ACTIVATIONS]
+    assert away.host == pytest.approx(4 / 3 * state, rel=0.05)  # and gradients
 
 
 def test_a_ledger_counts_what_lives_and_sees_it_go() -> None:
