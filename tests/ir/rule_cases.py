@@ -276,6 +276,8 @@ VIEWS: dict[str, Case] = {
     "pad": lambda: (aten.pad.default, f(4, 8), [1, 2]),
     "pad with ones": lambda: (aten.pad.default, f(4, 8), [1, 2], "constant", 1.0),
     "constant pad": lambda: (aten.constant_pad_nd.default, f(4, 8), [1, 2]),
+    "constant pad that shifts": lambda: (aten.constant_pad_nd.default, f(4, 8), [0, 0, 1, -1]),
+    "pad that shifts": lambda: (aten.pad.default, f(4, 8), [-1, 1]),
     "reflection pad": lambda: (aten.reflection_pad1d.default, f(2, 4, 8), [1, 2]),
     "reflection pad in 2d": lambda: (aten.reflection_pad2d.default, f(2, 4, 4, 8), [1, 2, 1, 1]),
     "replication pad": lambda: (aten.replication_pad1d.default, f(2, 4, 8), [1, 2]),

@@ -268,9 +268,11 @@ def _stack(call: Call, ins: tuple[Placement, ...]) -> Choice:
 
 
 def _pad(call: Call, ins: tuple[Placement, ...]) -> Choice:
-    """The padded dims are whole; padding with zeros is linear."""
+    """The padded dims are whole, those that (1, -1) shifts too; padding with zeros is linear."""
     rank = len(call.shapes[0])
-    padded = frozenset(d for d in range(rank) if call.shapes[0][d] != call.outs[0][d])
+    lengths = call.arguments.get("pad") or call["padding"]  # before and behind, last dim first
+    ends = zip(lengths[::2], lengths[1::2], strict=True)
+    padded = frozenset(rank - 1 - i for i, pair in enumerate(ends) if any(pair))
     labels = tuple(range(rank))
     zero = not call.arguments.get("value") and call.arguments.get("mode", "constant") == "constant"
     linear = JOINT if zero else ()
