@@ -150,9 +150,9 @@ class Checker:
         name = "heads" if query == self.facts.num_kv_heads else f"{role} heads"
         help, notes = [], []
         if role == "key/value" and tp % heads == 0:
-            help.append(
-                f"`colwise(replicate={tp // heads})` keeps each head on {tp // heads} ranks"
-            )
+            parts = "parts=[q, kv, kv], " if target.path in self.facts.packed else ""
+            times = tp // heads
+            help.append(f"`colwise({parts}replicate={times})` keeps each head on {times} ranks")
         else:
             fits = ", ".join(str(d) for d in divisors(heads) if d > 1)
             help.append(f"tp must divide {heads}: {fits}" if fits else "leave its layers whole")

@@ -88,7 +88,8 @@ FIT_PAGES: Mapping[str, Page] = {
     "AS402": Page(
         "attention heads don't divide",
         "Each rank computes whole heads, so `tp` divides the number of query heads and of "
-        "key/value heads. `replicate=n` keeps each key/value head on n ranks.",
+        "key/value heads. `replicate=n` keeps each key/value head on n ranks, with "
+        "`parts=[q, kv, kv]` those of a packed weight.",
         "{q,k,v}_proj: colwise  # 8 key/value heads, tp = 16",
         "{q,k,v}_proj: colwise(replicate=2)",
     ),

@@ -60,6 +60,7 @@ class Canonicalize(Pass):
         """Rewrite node by node, in order, then sweep."""
         rewriter = Rewriter(program.forward, self.name)
         _inline_scalars(program, rewriter)
+        _slice_by_lists(program, rewriter)
         for node in tuple(rewriter.graph.nodes):
             if node.op == "call_function":
                 _rewrite(rewriter, node)
@@ -80,6 +81,37 @@ def _inline_scalars(program: Program, rewriter: Rewriter) -> None:
             user.replace_input_with(node, made)
         rewriter.drop_input(Port(BUFFER, name))
         del program.constants[name]
+
+
+def _slice_by_lists(program: Program, rewriter: Rewriter) -> None:
+    """Write an index by a lifted list of neighbours as a slice: x[:, [-2]] is x[:, -2:-1]."""
+    for name, value in tuple(program.constants.items()):
+        node = rewriter.function.node(BUFFER, name)
+        if node is None or value.dim() != 1 or value.dtype != torch.int64:
+            continue
+        for user in tuple(node.users):
+            dim = _only_indexed(user)
+            if dim is None:
+                continue
+            source, extent = user.args[0], val(user.args[0]).shape[dim]
+            first, *rest = places = [at + extent * (at < 0) for at in value.tolist()]
+            if places == list(range(first, first + len(places))) and places[-1] < extent:
+                with rewriter.before(user):
+                    bounds = dim, first, first + 1 + len(rest)
+                    rewriter.replace(
+                        user, rewriter.call(aten.slice.Tensor, source, *bounds, like=user)
+                    )
+        if not node.users:
+            rewriter.drop_input(Port(BUFFER, name))
+            del program.constants[name]
+
+
+def _only_indexed(node: Node) -> int | None:
+    """Return the one dimension that an index takes places of."""
+    if node.target is not aten.index.Tensor:
+        return None
+    given = [dim for dim, index in enumerate(node.args[1]) if index is not None]
+    return given[0] if len(given) == 1 else None
 
 
 def _rewrite(rewriter: Rewriter, node: Node) -> None:

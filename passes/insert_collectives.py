@@ -30,6 +30,7 @@ from autoshard.passes._placing import Reader, needs_grad, reader_of
 
 aten = torch.ops.aten
 COLLECTIVES = (
+    collectives.from_copies,
     collectives.copy_to,
     collectives.all_reduce,
     collectives.all_gather,

@@ -69,7 +69,7 @@ class ShardParams(Pass):
                 _check_tie(placed, spec, rule, found)
                 placed[spec.fqn] = (rule, found)
                 if _copies(rule) > 1 and isinstance(found, Shard):
-                    copies = Copies(found.dim, size // _copies(rule), _copies(rule))
+                    copies = _copies_in(rule, found, size)
                     kept[spec.fqn] = Kept(copies, rule)
                     program.params.update(spec.fqn, copies=copies)
         for fqn, (rule, found) in placed.items():
@@ -160,18 +160,43 @@ def _copies(rule: ResolvedRule) -> int:
     return rule.options.get("replicate", 1)
 
 
-def _kept_shard(rule: ResolvedRule, spec: ParamSpec, dim: int, size: int) -> Placement:
-    """Return where a weight lies of which each head is kept on several ranks."""
+def _copies_in(rule: ResolvedRule, found: Shard, size: int) -> Copies:
+    """Return what is kept several times of a weight that lies as ``found``, copies included."""
     times = _copies(rule)
-    if size % times or spec.shape[dim] % (size // times) or "parts" in rule.options:
-        raise PlacementError(
-            f"each head can't be kept on {times} of {size} ranks",
-            code="AS402",
-            span=rule.rule.span,
-            label=f"{spec.fqn} is {list(spec.shape)}",
-            help="`replicate` is tp / key heads, and goes with key and value layers of their own",
-        )
-    return REPLICATE if times == size else Shard(dim)
+    if not found.blocks:
+        return Copies(found.dim, size // times, times)
+    own, *rest = found.blocks
+    return Copies(found.dim, size // times, times, own, len(rest))
+
+
+def _kept_shard(rule: ResolvedRule, spec: ParamSpec, dim: int, size: int) -> Placement:
+    """Return where a weight lies, with its copies, of which each key head is kept on n ranks."""
+    times, extent = _copies(rule), spec.shape[dim]
+    pieces = size // times
+    if _is_packed(rule):
+        own, *rest = _part_sizes(rule, extent)
+        fits = dim == 0 and own % size == 0 and len(set(rest)) == 1 and own + sum(rest) == extent
+        if fits and size % times == 0 and rest[0] % pieces == 0:
+            return Shard(dim, (own, *(part * times for part in rest)))
+    elif size % times == 0 and extent % pieces == 0:
+        return REPLICATE if times == size else Shard(dim)
+    order = "; with `parts=[q, kv, kv]` queries come first, in a Linear"
+    raise PlacementError(
+        f"each head can't be kept on {times} of {size} ranks",
+        code="AS402",
+        span=rule.rule.span,
+        label=f"{spec.fqn} is {list(spec.shape)}",
+        help="`replicate` is tp / key heads" + order * _is_packed(rule),
+    )
+
+
+def _is_packed(rule: ResolvedRule) -> bool:
+    return rule.options.get("parts", 1) != 1
+
+
+def _part_sizes(rule: ResolvedRule, extent: int) -> tuple[int, ...]:
+    parts = rule.options.get("parts", 1)
+    return (extent // parts,) * parts if isinstance(parts, int) else tuple(parts)
 
 
 def _own(name: str, readings: tuple[Reading, ...]) -> set[Layout]:
@@ -194,8 +219,7 @@ def _dimension(style: str, layout: Layout) -> int | None:
 def _blocks(rule: ResolvedRule, spec: ParamSpec, dim: int, size: int) -> tuple[int, ...]:
     """Return the parts of the dimension that are each split, checked and padded."""
     extent = spec.shape[dim]
-    parts = rule.options.get("parts", 1)
-    blocks = (extent // parts,) * parts if isinstance(parts, int) else tuple(parts)
+    blocks = _part_sizes(rule, extent)
     if "pad" in rule.options and extent % (step := rule.options["pad"] * size):
         return (-(-extent // step) * step,)
     if sum(blocks) != extent or any(block % size for block in blocks):
@@ -260,7 +284,7 @@ def _place(
     if not isinstance(found, Shard):
         return
     padded = None
-    if sum(found.blocks or (spec.shape[found.dim],)) != spec.shape[found.dim]:
+    if sum(found.blocks or (spec.whole_shape[found.dim],)) != spec.whole_shape[found.dim]:
         padded = tuple(
             sum(found.blocks) if dim == found.dim else extent
             for dim, extent in enumerate(spec.shape)

@@ -14,12 +14,12 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from autoshard.ops.collectives import view_at
+from autoshard.ops.collectives import from_copies, view_at
 
 aten = torch.ops.aten
 
 # Aliases of their input although their schema doesn't say so.
-_HIDDEN_VIEWS = frozenset({aten._unsafe_view.default, view_at})
+_HIDDEN_VIEWS = frozenset({aten._unsafe_view.default, view_at, from_copies})
 
 
 def is_view(node: Node) -> bool:

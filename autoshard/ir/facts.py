@@ -144,7 +144,15 @@ def _read_heads(holder: object, width: int | None) -> Heads | None:
     dim = _first_int(holder, HEAD_DIMS) or (width // query if query and width else None)
     if query is None or dim is None:
         return None
-    return Heads(query, _first_int(holder, KV_HEADS) or query, dim)
+    return Heads(query, _kv_heads(holder) or query, dim)
+
+
+def _kv_heads(holder: object) -> int | None:
+    """Return the key heads that are stated; Falcon and GPT-BigCode say "multi-query" for one."""
+    is_grouped = _attribute(holder, "new_decoder_architecture") is True
+    if _attribute(holder, "multi_query") is True and not is_grouped:
+        return 1
+    return _first_int(holder, KV_HEADS)
 
 
 def _first_int(holder: object, names: tuple[str, ...]) -> int | None:
@@ -181,7 +189,8 @@ def _note_projection(
         return
     width = weight.shape[0 if _kind(layer) == "linear" else 1]
     parts = (heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim)
-    if width == sum(parts) and name in CONCATENATED and not interleaved:
+    is_one = heads.kv == 1 < heads.query  # then nothing alternates head by head
+    if width == sum(parts) and (name in CONCATENATED or is_one) and not interleaved:
         packed[path] = Packing("concatenated", parts)
     elif width == sum(parts) and (interleaved or name in INTERLEAVED):
         packed[path] = Packing("interleaved", parts)

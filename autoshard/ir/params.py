@@ -33,22 +33,44 @@ class Flat:
 class Copies:
     """Each of ``pieces`` equal pieces along ``dim`` is kept ``times`` times, side by side.
 
-    So a few key heads are split over more ranks: neighbouring ranks hold the same head.
+    So a few key heads are split over more ranks: neighbouring ranks hold the same head. In a packed
+    q|k|v the first ``own`` elements (queries) have no copies; ``parts`` parts of so many pieces
+    (keys, values) follow.
     """
 
     dim: int
     pieces: int
     times: int
+    own: int = 0
+    parts: int = 1
 
     def repeat(self, value: torch.Tensor) -> torch.Tensor:
         """Return the model's value with every piece repeated."""
-        wide = value.unflatten(self.dim, (self.pieces, -1))
-        return wide.repeat_interleave(self.times, self.dim).flatten(self.dim, self.dim + 1)
+        own, rest = value.tensor_split([self.own], self.dim)
+        wide = rest.unflatten(self.dim, (self.parts * self.pieces, -1))
+        wide = wide.repeat_interleave(self.times, self.dim).flatten(self.dim, self.dim + 1)
+        return torch.cat((own, wide), self.dim) if self.own else wide
 
     def first(self, value: torch.Tensor) -> torch.Tensor:
         """Return the first copy of every piece: the inverse of ``repeat``."""
-        wide = value.unflatten(self.dim, (self.pieces, self.times, -1))
-        return wide.select(self.dim + 1, 0).flatten(self.dim, self.dim + 1)
+        own, rest = value.tensor_split([self.own], self.dim)
+        wide = rest.unflatten(self.dim, (self.parts * self.pieces, self.times, -1))
+        wide = wide.select(self.dim + 1, 0).flatten(self.dim, self.dim + 1)
+        return torch.cat((own, wide), self.dim) if self.own else wide
+
+    def lengthened(self, extent: int) -> int:
+        """Return the extent along ``dim`` with all copies."""
+        return self.own + (extent - self.own) * self.times
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether each rank holds all that has copies: the only head."""
+        return self.pieces == 1
+
+    @property
+    def own_rows(self) -> int:
+        """Return how many rows of one rank's part come before the copies; they are along dim 0."""
+        return self.own // (self.pieces * self.times)
 
 
 @dataclass(frozen=True)
@@ -80,7 +102,7 @@ class ParamSpec:
         if self.copies is None:
             return self.padded or self.shape
         shape = list(self.shape)
-        shape[self.copies.dim] *= self.copies.times
+        shape[self.copies.dim] = self.copies.lengthened(shape[self.copies.dim])
         return tuple(shape)
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ all_gather         S -> R     R -> S: shard; with ``reduce_grad`` P -> S: reduce
 reduce_scatter     P -> S     S -> R: all_gather
 shard              R -> S     S -> R: all_gather
 copy_within        S -> S     S -> S: all_reduce_within (neighbours hold one head)
+from_copies        S -> R     R -> S: to_copies (all ranks hold the only head; one copy gets it)
 =================  =========  ==========================================================
 
 ``blocks`` are the global block sizes along ``dim`` (see ``ir.placement.Shard``); empty means one.
@@ -145,13 +146,13 @@ shard = define(
 )
 
 
-# copies of one head on neighbouring ranks ----------------------------------------------------
+# copies of one head on neighbouring ranks; the first ``own`` rows are each rank's own ----------
 def _copy_within_backward(ctx, grad) -> tuple[torch.Tensor | None, ...]:
-    return all_reduce_within(grad, ctx.times, ctx.axis), None, None
+    return all_reduce_within(grad, ctx.times, ctx.axis, ctx.own), None, None, None
 
 
 def _save_times(ctx, inputs, output) -> None:
-    ctx.times, ctx.axis = inputs[1:]
+    ctx.times, ctx.axis, ctx.own = inputs[1:]
 
 
 def neighbours(index: int, times: int) -> tuple[int, ...]:
@@ -161,24 +162,60 @@ def neighbours(index: int, times: int) -> tuple[int, ...]:
 
 
 copy_within = define(
-    "copy_within(Tensor x, int times, str axis) -> Tensor",
-    fake=lambda x, times, axis: torch.empty_like(x),
-    run=lambda comm, x, times, axis: x,
+    "copy_within(Tensor x, int times, str axis, int own=0) -> Tensor",
+    fake=lambda x, times, axis, own=0: torch.empty_like(x),
+    run=lambda comm, x, times, axis, own=0: x,
     backward=_copy_within_backward,
     setup=_save_times,
 )
 
 
-def _run_all_reduce_within(comm, x, times, axis) -> torch.Tensor:
+def _run_all_reduce_within(comm, x, times, axis, own=0) -> torch.Tensor:
     members = neighbours(comm.index(axis), times)
-    return comm.all_reduce_start(x, axis, members=members).wait()
+    if not own:
+        return comm.all_reduce_start(x, axis, members=members).wait()
+    rest = comm.all_reduce_start(x[own:].contiguous(), axis, members=members).wait()
+    return torch.cat((x[:own], rest))
 
 
 all_reduce_within = define(
-    "all_reduce_within(Tensor x, int times, str axis) -> Tensor",
-    fake=lambda x, times, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
+    "all_reduce_within(Tensor x, int times, str axis, int own=0) -> Tensor",
+    fake=lambda x, times, axis, own=0: torch.empty_like(x, memory_format=torch.contiguous_format),
     run=_run_all_reduce_within,
-    traffic=lambda x, times, axis: (Traffic("all_reduce", axis, _nbytes(x)),),
+    traffic=lambda x, times, axis, own=0: (Traffic("all_reduce", axis, _nbytes(x[own:])),),
+)
+
+
+# the only head, a copy on every rank: each has the whole of it -----------------------------------
+# Its gradient goes to one copy: all copies together are what the model's own head is. ``extent`` is
+# that of the result along ``dim``, as the whole has one for each rank and a rank's part one.
+def _resized(x: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
+    if x.shape[dim] == extent:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return x.new_empty([*x.shape[:dim], extent, *x.shape[dim + 1 :]])
+
+
+def _save_copies(ctx, inputs, output) -> None:
+    x, ctx.dim, ctx.blocks, ctx.axis, ctx.size, _ = inputs
+    ctx.extent = x.shape[ctx.dim]
+
+
+def _to_copies_backward(ctx, grad) -> tuple[torch.Tensor | None, ...]:
+    made = to_copies(grad, ctx.dim, ctx.blocks, ctx.axis, ctx.size, ctx.extent)
+    return made, None, None, None, None, None
+
+
+from_copies = define(
+    "from_copies(Tensor x, int dim, int[] blocks, str axis, int size, int extent) -> Tensor",
+    fake=lambda x, dim, blocks, axis, size, extent: _resized(x, dim, extent),
+    run=lambda comm, x, *_: x,
+    backward=_to_copies_backward,
+    setup=_save_copies,
+)
+to_copies = define(
+    "to_copies(Tensor x, int dim, int[] blocks, str axis, int size, int extent) -> Tensor",
+    fake=lambda x, dim, blocks, axis, size, extent: _resized(x, dim, extent),
+    run=lambda comm, x, dim, blocks, axis, *_: torch.zeros_like(x) if comm.index(axis) else x,
 )
 
 # start and wait halves, made by split-collectives ---------------------------------------------

@@ -24,14 +24,21 @@ def check_norm(program: Program) -> Iterator[str]:
     for bucket in program.buckets:
         for fqn in bucket.fqns:
             spec = program.params[fqn]
-            for places in sums.values() if spec.requires_grad else ():
-                counted = Counter(_counted(program, spec, bucket, places))
-                counted.update(dict.fromkeys(_parts(program, spec, bucket), 0))
+            for places, own in product(sums.values(), _kinds(spec)):
+                counted = Counter(_counted(program, spec, bucket, places, own))
+                counted.update(dict.fromkeys(_parts(program, spec, bucket, own), 0))
                 bad = next((part for part, times in counted.items() if times != 1), None)
                 if bad is not None:
                     times = f"{counted[bad]} times"
                     yield f"the norm counts piece {bad[0]}, shard {bad[1]} of '{fqn}' {times}"
                     break
+
+
+def _kinds(spec: ParamSpec) -> tuple[bool, ...]:
+    """Return for which rows to count: all, and by themselves those before the copies of others."""
+    if not spec.requires_grad:
+        return ()
+    return (False, True) if spec.copies and spec.copies.own else (False,)
 
 
 def _places(mesh: Mesh) -> Iterator[Place]:
@@ -47,19 +54,19 @@ def _places(mesh: Mesh) -> Iterator[Place]:
 
 
 def _counted(
-    program: Program, spec: ParamSpec, bucket: Bucket, places: list[Place]
+    program: Program, spec: ParamSpec, bucket: Bucket, places: list[Place], own: bool
 ) -> Iterator[Part]:
     """Yield the parts that these ranks count, one for each rank that counts."""
-    times = spec.copies.times if spec.copies else 1
+    times = spec.copies.times if spec.copies and not own else 1
     for place in places:
         stages = _stages(program, place["pp"])
-        if norm.counts_in_norm(spec, bucket, place.__getitem__, stages):
+        if norm.counts_in_norm(spec, bucket, place.__getitem__, stages, own=own):
             piece = place["tp"] // times if spec.is_sharded("tp") else 0
             yield piece, 0 if bucket.axis is None else place[bucket.axis]
 
 
-def _parts(program: Program, spec: ParamSpec, bucket: Bucket) -> Iterator[Part]:
-    times = spec.copies.times if spec.copies else 1
+def _parts(program: Program, spec: ParamSpec, bucket: Bucket, own: bool) -> Iterator[Part]:
+    times = spec.copies.times if spec.copies and not own else 1
     pieces = program.mesh.size("tp") // times if spec.is_sharded("tp") else 1
     shards = 1 if bucket.axis is None else program.mesh.size(bucket.axis)
     return product(range(pieces), range(shards))

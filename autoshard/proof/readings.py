@@ -197,6 +197,8 @@ TABLE: dict[object, Reading] = {
         (
             collectives.copy_to,
             collectives.copy_within,
+            collectives.from_copies,
+            collectives.to_copies,
             collectives.all_reduce_within,
             collectives.all_reduce,
             collectives.all_gather,

@@ -223,13 +223,14 @@ def _check_packed(
 
 def _is_shared(program: Program, name: str, grad: Node) -> bool:
     """Tell whether a gradient of heads that several ranks keep was summed over those."""
-    if program.params[name].copies is None:
+    copies = program.params[name].copies
+    if copies is None:
         return True
     while grad.target is not collectives.all_reduce_within:
         if len(grad.all_input_nodes) != 1:
             return False
         (grad,) = grad.all_input_nodes
-    return True
+    return (*grad.args, 0)[3] == copies.own_rows
 
 
 def _expected(

@@ -10,6 +10,7 @@ import torch
 from autoshard.diagnostics import AutoshardError
 from autoshard.ir import norm
 from autoshard.ops.communicator import Communicator
+from autoshard.runtime.layout import Slot
 from autoshard.runtime.storage import Storage
 
 
@@ -57,9 +58,23 @@ def _counted_here(storage: Storage, comm: Communicator) -> Iterator[torch.Tensor
     for fqn, parameter in storage.parameters.items():
         slot = storage.layout.slots[fqn]
         bucket = storage.layout.buckets[slot.bucket]
-        counts = norm.counts_in_norm(slot.spec, bucket, comm.index, storage.stages)
-        if counts and parameter.grad is not None and parameter.grad.numel():
-            yield parameter.grad
+        if parameter.grad is None:
+            continue
+        grad = parameter.grad
+        if not norm.counts_in_norm(slot.spec, bucket, comm.index, storage.stages):
+            if not norm.counts_in_norm(slot.spec, bucket, comm.index, storage.stages, own=True):
+                continue
+            grad = _own_rows(storage, slot, grad)
+        if grad.numel():
+            yield grad
+
+
+def _own_rows(storage: Storage, slot: Slot, grad: torch.Tensor) -> torch.Tensor:
+    """Return what belongs to the rows before those that other ranks hold, too."""
+    rows = slot.spec.copies.own_rows if slot.spec.copies else 0
+    first, last = storage.own_range(slot)
+    end = rows * math.prod(slot.shape[1:])
+    return grad.reshape(-1)[: max(0, min(end, last) - first)]
 
 
 def _norm_dtype(storage: Storage) -> torch.dtype:

@@ -24,7 +24,7 @@ def clip_one_rank() -> Iterator[None]:
 def count_replicas() -> Iterator[None]:
     """Count a replicated parameter once for every rank that has it in the norm."""
 
-    def everywhere(spec: ParamSpec, bucket: Bucket, index: object, stages: object) -> bool:
+    def everywhere(spec: ParamSpec, bucket: Bucket, *_: object, **options: object) -> bool:
         return True
 
     with _patched(norm, "counts_in_norm", everywhere):

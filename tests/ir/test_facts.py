@@ -141,3 +141,21 @@ def test_t5_ties_one_weight_four_times_and_has_wide_heads() -> None:
     facts = hugging_face("T5", d_model=D, num_layers=1, num_heads=4, d_kv=16, d_ff=D)
     assert [len(names) for names in facts.ties] == [4]
     assert facts.projections["encoder.block.0.layer.0.SelfAttention.q"].head_dim == 16
+
+
+class MultiQuery(nn.Module):
+    """Falcon-7B's attention: 4 query heads and one key head, whose name says "interleaved"."""
+
+    def __init__(self, **config: object) -> None:
+        super().__init__()
+        stated = {"num_attention_heads": 4, "num_kv_heads": 4, "hidden_size": D, **config}
+        self.config = type("Config", (), stated)
+        self.query_key_value = nn.Linear(D, D + 2 * 8)
+
+
+def test_multi_query_means_one_key_head_behind_the_queries() -> None:
+    facts = describe(MultiQuery(multi_query=True))
+    assert facts.num_kv_heads == 1
+    assert facts.packed["query_key_value"] == Packing("concatenated", (D, 8, 8))
+    grouped = describe(MultiQuery(multi_query=True, new_decoder_architecture=True))
+    assert grouped.num_kv_heads == 4 and not grouped.packed

@@ -255,6 +255,26 @@ def test_neighbours_that_hold_one_head_sum_what_they_make_of_it() -> None:
     torch.testing.assert_close(torch.cat([part for (part,) in got]), pairs)
 
 
+def test_the_only_head_is_read_from_its_copies_and_one_copy_gets_its_gradient() -> None:
+    alone = f(4, 3)
+    wide, args = torch.cat((alone, alone), 1), (1, [], "tp", 2, 3)
+    call, _ = call_of(collectives.from_copies, (wide, *args), (alone,), 2, "tp")
+    assert table.choose(call, (Shard(1),)) == Choice((Shard(1),), (REPLICATE,))
+    call, _ = call_of(collectives.to_copies, (alone, *args[:-1], 6), (wide,), 2, "tp")
+    assert table.choose(call, (REPLICATE,)) == Choice((REPLICATE,), (Shard(1),))
+    read = ranks.on_ranks(2, lambda comm: spec(collectives.from_copies).run(comm, alone, *args))
+    assert all(torch.equal(part, alone) for part in read)
+    given = ranks.on_ranks(2, lambda comm: spec(collectives.to_copies).run(comm, alone, *args))
+    assert torch.equal(sum(given), alone)
+
+
+def test_rows_before_the_copies_are_not_summed() -> None:
+    x = f(3, 2)
+    op = spec(collectives.all_reduce_within)
+    made = ranks.on_ranks(2, lambda comm: op.run(comm, x, 2, "tp", 1))
+    assert all(torch.equal(part, torch.cat((x[:1], 2 * x[1:]))) for part in made)
+
+
 def test_ranks_that_share_a_parameter_sum_its_terms() -> None:
     (outs,) = check_on_ranks(
         collectives.tied_all_reduce, (f(*SHAPE), "tp", (0, 1)), lambda x, *rest: x
@@ -272,6 +292,7 @@ TESTED = (
     *(case("tp", 2)[0] for case in VOCABULARY),
     *(collectives.wait, dropout),
     *(collectives.copy_within, collectives.all_reduce_within, collectives.tied_all_reduce),
+    *(collectives.from_copies, collectives.to_copies),
 )
 
 

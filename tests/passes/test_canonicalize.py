@@ -47,6 +47,8 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "chunk": (lambda x: x.chunk(3, -1)[1], ["split_with_sizes"]),
     "a whole slice": (lambda x: x[:, :, 0:], []),
     "a slice": (lambda x: x[..., -2:], ["slice"]),
+    "an index by a list of neighbours": (lambda x: x[:, [-2, -1]], ["slice"]),
+    "an index by a list of others": (lambda x: x[:, [2, 0]], ["index"]),
     "add zero": (lambda x: x + 0, []),
     "subtract zero": (lambda x: x - 0.0, []),
     "times one": (lambda x: x * 1.0, []),

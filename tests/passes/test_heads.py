@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from autoshard.frontend import compile_plan
+from autoshard.ir.params import Copies
 from autoshard.ir.rewrite import Rewriter
-from autoshard.ops.collectives import all_reduce_within
+from autoshard.ops import library
+from autoshard.ops.collectives import all_reduce_within, to_copies
+from autoshard.ops.library import spec
+from autoshard.proof.norm import check_norm
 from autoshard.proof.static import static_rows
 from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Status
 from autoshard.testing.models import Built
-from tests.bank.equal import assert_equal, read, refusal
+from autoshard.testing.runtime_faults import count_replicas
+from tests.bank.equal import assert_equal, compare, read, refusal
 from tests.bank.models import rows
 from tests.passes.attention_toys import LENGTH, WIDTH, ParallelToy, heads_toy
 
@@ -116,6 +123,76 @@ def test_one_sample_and_one_head_a_rank_raise_no_alarm(heads: int, kv_heads: int
     compiled = compile_plan(model, read(text), batch, loss)
     for row in static_rows(compiled.program, compiled.plain):
         assert row.status is Status.PROVED, str(row)
+
+
+PACKED = "qkv: colwise(parts=[q, kv, kv], replicate=%d)"
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tp"), [(4, 2, 4), (4, 1, 2)])
+def test_key_heads_of_a_packed_weight_are_kept_on_several_ranks(
+    heads: int, kv_heads: int, tp: int
+) -> None:
+    built = heads_toy("concatenated", heads, kv_heads)
+    assert_trains(built, plan(PACKED % (tp // kv_heads), tp))
+
+
+def test_shards_of_a_packed_weight_with_copies_train_as_one_process_does() -> None:
+    text = plan(PACKED % 2, 4).replace("tp = 4", "dp = 2, tp = 4").replace("size = 2", "size = 1")
+    zero = "zero { stage = 3, param_persistence_threshold = 0KiB }"
+    assert_equal(heads_toy("concatenated", 4, 2), f"{text}\n{zero}", steps=1)
+
+
+def test_queries_that_the_model_puts_elsewhere_are_refused_at_the_later_split() -> None:
+    wrong = PACKED.replace("[q, kv, kv]", "[16, 24, 24]") % 2
+    text = refusal(heads_toy("concatenated", 4, 2), plan(wrong, 4))
+    assert (
+        "error[AS403]: `qkv` is not packed as `parts` says: the model takes 0 to 32 of 64" in text
+    )
+    assert "this splits 16 + 24 + 24" in text and "attention_toys.py:" in text
+    text = refusal(heads_toy("grouped", 4, 2), plan(PACKED % 2, 4))
+    assert "error[AS402]: `qkv` has no 2 heads that 2 ranks can keep each" in text
+    text = refusal(heads_toy("concatenated", 4, 2), plan(PACKED % 3, 4))
+    assert "error[AS402]" in text
+
+
+def test_gradients_of_packed_copies_that_are_summed_wrongly_are_a_type_error() -> None:
+    """Plant two faults: nothing is summed, or the queries' rows are summed too."""
+    for broken in (lambda node: node.args[0], lambda node: node):
+        model, batch, loss = heads_toy("concatenated", 4, 2)
+        program = compile_plan(model, read(plan(PACKED % 2, 4)), batch, loss).program
+        for function in program.stages[0].phases.values():
+            for node in function.graph.find_nodes(op="call_function", target=all_reduce_within):
+                node.args = node.args[:3]
+                if broken(node) is not node:
+                    Rewriter(function, "fault").replace(node, node.args[0])
+        wrong = "\n".join(check_types(program).wrong)
+        assert "grad 'qkv.weight' is not summed over the ranks that keep the same head" in wrong
+
+
+def test_a_gradient_that_every_copy_gets_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant the fault: the only head's gradient counts once for each rank."""
+    given = replace(spec(to_copies), run=lambda comm, x, *rest: x)
+    monkeypatch.setitem(library._specs, to_copies, given)
+    built = heads_toy("concatenated", 4, 1)
+    assert compare(built, plan(PACKED % 2, 2), steps=1).first_wrong() is not None
+
+
+def test_copies_that_count_twice_in_the_norm_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, loss = heads_toy("concatenated", 4, 2)
+    program = compile_plan(model, read(plan(PACKED % 2, 4)), batch, loss).program
+    assert not list(check_norm(program))
+    with count_replicas():
+        assert "the norm counts piece 0, shard 0 of 'qkv.weight' 2 times" in check_norm(program)
+
+
+def test_packed_copies_are_the_models_own_value_again() -> None:
+    copies = Copies(dim=0, pieces=2, times=3, own=4, parts=2)
+    value = torch.arange(12.0).reshape(12, 1)
+    wide = copies.repeat(value)
+    kept = [4, 5] * 3 + [6, 7] * 3 + [8, 9] * 3 + [10, 11] * 3
+    assert wide.flatten().tolist() == [0, 1, 2, 3, *kept]
+    assert wide.shape[0] == copies.lengthened(12)
+    assert torch.equal(copies.first(wide), value)
 
 
 def test_copies_that_are_not_tp_over_key_heads_are_refused() -> None:

@@ -143,6 +143,8 @@ TABLE: dict[object, Rule] = {
     collectives.all_gather_start: collective(_shard, _replicated),
     collectives.reduce_scatter_start: collective(_partial, _shard),
     collectives.tied_all_reduce: collective(_partial, _replicated),
+    collectives.from_copies: collective(_shard, _replicated),
+    collectives.to_copies: collective(_replicated, _shard),
     collectives.copy_within: _wait,
     collectives.all_reduce_within: _wait,
     collectives.wait: _wait,

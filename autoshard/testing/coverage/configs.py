@@ -74,6 +74,8 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "mamba_d_stat
 # What a family needs beyond that, or other than that.
 OVERRIDES: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), MAMBA),
+    "falcon": {"num_kv_heads": 1},
+    "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "dbrx": {
         "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0},
