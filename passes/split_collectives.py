@@ -48,7 +48,7 @@ class SplitCollectives(Pass):
     level: ClassVar[Level] = Level.JOINT
     assumes: ClassVar[frozenset[str]] = frozenset({"bucketed"})
 
-    reductions_in_flight: int = 2  # one under way while the next is packed
+    reductions_in_flight: int = 1  # one under way while the next bucket fills
 
     def run(self, program: Program, ctx: PassContext) -> None:
         """Split the bucket collectives of every phase graph."""

@@ -140,9 +140,16 @@ class _Split:
         self, inputs: list[Ported], body: set[Node], outputs: list[tuple[Port, Node | None]]
     ) -> GraphFunction:
         order = _Order({node for _, node in inputs})
+        # A gradient that is a view stands where it is made: it can be reduced or summed from there.
+        made: dict[Node, list[Node]] = {}
+        for port, node in outputs:
+            if port.kind == GRAD and node is not None and is_cheap(node):
+                made.setdefault(cheap_base(node), []).append(node)
         for node in self._nodes:
             if node in body:
                 order.add(node)
+                for view in made.get(node, ()):
+                    order.need(view)
         for node in _values(outputs):
             order.need(node)
         return extract(inputs, order.body, outputs)
