@@ -6,6 +6,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What is under test must compile; the tests of the cache name a folder of their own.
+os.environ["AUTOSHARD_CACHE"] = "off"
 
 import sys
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "diff": "compare two plans for one model: memory, traffic, bubble",
     "verify": "prove a plan equal to the plain model, and free of deadlock",
     "passes": "list the passes with their contracts",
+    "cache": "list or clear the programs kept on disk",
     "env": "print versions, devices and built kernels, for bug reports",
 }
 USAGE_ERROR = 2

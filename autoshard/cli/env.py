@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from autoshard import __version__
+from autoshard.cache.store import VARIABLE, default_folder
 from autoshard.cli.common import add_common
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def facts() -> dict[str, str]:
         "cpu threads": str(torch.get_num_threads()),
         "cpu kernels": _cpu_kernels(native.CPU),
         "cuda kernels": _cuda_kernels(native.CUDA),
+        "program cache": _cache(),
     }
 
 
@@ -62,6 +64,11 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _cache() -> str:
+    folder = default_folder()
+    return f"off ({VARIABLE})" if folder is None else str(folder)
 
 
 def _devices() -> str:

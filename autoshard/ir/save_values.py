@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch.fx import Node
 
-from autoshard.diagnostics import AutoshardError, Remark
+from autoshard.diagnostics import AutoshardError, Diagnostic, Label, Remark, Severity
 from autoshard.ir.compare import CompareReport
 from autoshard.ir.graph_function import Port
 from autoshard.ir.node_info import NodeInfo
@@ -25,12 +25,13 @@ from autoshard.ir.program import BatchLeaf, Bucket, JournalEntry
 from autoshard.mesh import Axis, Mesh
 from autoshard.source import Source, Span
 
-# The dataclasses that a program is made of.
+# The dataclasses that a program, or an error about it, is made of.
 RECORDS = {
     record.__name__: record
     for record in (
         *(Axis, Mesh, Source, Span, Remark, JournalEntry, BatchLeaf, Bucket, Port, NodeInfo),
         *(ParamSpec, Whole, Flat, Copies, Replicate, Shard, Partial, Precision, CompareReport),
+        *(Diagnostic, Label),
     )
 }
 # torch's constants by the class that has them; each prints as "torch.NAME".
@@ -79,6 +80,8 @@ class Encoder:
         if kind is Source:  # the text of a plan: as often as spans point into it
             text = value
             return {"s": self.shared(text, lambda: {"Source": [text.name, text.text]})}
+        if kind is Severity:
+            return {"severity": value.value}
         if kind.__name__ in RECORDS and RECORDS[kind.__name__] is kind:
             fields = dataclasses.fields(kind)
             return {kind.__name__: [self.value(getattr(value, f.name)) for f in fields]}
@@ -130,6 +133,8 @@ class Decoder:
             return {self.value(k): self.value(v) for k, v in held}
         if kind == "s":
             return self._table[held]
+        if kind == "severity":
+            return Severity(held)
         if kind in RECORDS:
             return RECORDS[kind](*map(self.value, held))
         return self._of_torch(kind, held)

@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from autoshard.diagnostics import AutoshardError, RuntimeMismatchError
+from autoshard.diagnostics import RuntimeMismatchError
+from autoshard.runtime.failure import first_line, pack_error, unpack_error
 from autoshard.runtime.work import named
 
 T = TypeVar("T")
@@ -55,6 +56,30 @@ class Control:
                 dist.broadcast(value, 0, group=self._group)
         return value
 
+    def from_first(self, work: Callable[[], bytes]) -> bytes:
+        """Return on every rank what ``work`` gives on rank 0; it runs nowhere else.
+
+        If it fails there, every rank raises that error.
+        """
+        if self.size == 1:
+            return work()
+        raw, failure = b"", None
+        if self.rank == 0:
+            try:
+                raw = work()
+            except Exception as error:  # whatever it is, the other ranks must hear of it
+                raw, failure = pack_error(error), error
+        size, failed = self.broadcast(torch.tensor([len(raw), failure is not None])).tolist()
+        # One byte more: a buffer may not be empty.
+        flat = torch.frombuffer(bytearray(raw + b"\0"), dtype=torch.uint8)
+        flat = self.broadcast(flat if self.rank == 0 else torch.zeros(size + 1, dtype=torch.uint8))
+        if failure is not None:
+            raise failure
+        raw = flat.numpy()[:size].tobytes()
+        if failed:
+            raise unpack_error(raw)
+        return raw
+
     def together(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns on this rank; if it fails on any rank, stop on all."""
         failure: Exception | None = None
@@ -65,7 +90,7 @@ class Control:
         failed = [rank for rank, (bad,) in enumerate(self.gather([failure is not None])) if bad]
         if not failed:
             return result
-        reasons = self.gather_text("" if failure is None else _first_line(failure))
+        reasons = self.gather_text("" if failure is None else first_line(failure))
         if failure is not None:
             raise failure
         raise RuntimeMismatchError(
@@ -80,9 +105,3 @@ def name_ranks(ranks: Sequence[int]) -> str:
     if len(words) == 1:
         return f"rank {words[0]}"
     return f"ranks {', '.join(words[:-1])} and {words[-1]}"
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, AutoshardError) and error.diagnostics:
-        return error.diagnostics[0].message
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -34,6 +34,8 @@ def run(*words: str) -> subprocess.CompletedProcess:
         ("plan", "doc", "zero"),
         ("explain", "AS304"),
         ("inspect", "--zero-table", "7.5B"),
+        ("simulate", "--schedule", "1f1b", "--stages", "4", "--microbatches", "8"),
+        ("cache",),
     ],
     ids=" ".join,
 )

@@ -63,6 +63,9 @@ def test_twenty_steps_follow_the_plain_model(tmp_path, world):
         losses, norms, final, state = train_plainly(family, layout)
         ran = [job.ranks[rank][name] for rank in range(world)]
         assert all(rank == ran[0] for rank in ran), f"{name}: ranks differ"
+        # Rank 0 compiled for all: processes find one key, also for Hugging Face's models.
+        sent = [job.ranks[rank][f"{name} sent"] for rank in range(world)]
+        assert sent == [False] + [True] * (world - 1), name
         assert ran[0]["losses"] == pytest.approx(losses, rel=1e-5), name
         assert ran[0]["norms"] == pytest.approx(norms, rel=1e-4), name
         assert ran[0]["final"] == pytest.approx(final, rel=1e-5), name

@@ -48,7 +48,7 @@ def batches(example, steps, samples):
 
 
 def train(family, layout, steps):
-    """Return losses, norms and the state dict after training by the layout's plan."""
+    """Return what training by the layout's plan gives, and whether rank 0 sent the program."""
     model, example, loss = build(family, layout.samples)
     plan = plan_of(family, layout)
     share = {name: value.chunk(layout.dp)[0] for name, value in example.items()}
@@ -62,7 +62,8 @@ def train(family, layout, steps):
         optimizer.step()
         optimizer.zero_grad()
     final = engine.evaluate(local).item()
-    return losses, norms, final, engine.full_state_dict()
+    is_sent = "from rank 0" in str(engine.report())
+    return losses, norms, final, engine.full_state_dict(), is_sent
 
 
 def main():
@@ -70,9 +71,10 @@ def main():
     out, steps = Path(os.environ["OUT"]), int(sys.argv[1])
     for family, fields in json.loads(sys.argv[2]):
         layout = Layout(**fields)
-        losses, norms, final, state = train(family, layout, steps)
+        losses, norms, final, state, is_sent = train(family, layout, steps)
         name = f"{family} {layout}"
         say(**{name: {"losses": losses, "norms": norms, "final": final}})
+        say(**{f"{name} sent": is_sent})
         if state:
             torch.save(state, out / f"{name}.pt")
 

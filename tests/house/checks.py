@@ -22,10 +22,10 @@ LAYERS = (
     ("mesh", "plan", "model_facts", "schedule"),
     ("compat", "ops", "dsl", "_native"),
     ("ir",),
-    ("cost", "proof"),
+    ("cost", "proof", "cache"),
     ("compiler",),
     ("passes", "runtime"),
-    ("cli", "testing", "api", "frontend", "python_plan", "verify", "__main__", ""),
+    ("cli", "testing", "api", "frontend", "programs", "python_plan", "verify", "__main__", ""),
 )
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 FORBIDDEN = {

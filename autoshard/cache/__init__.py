@@ -1,0 +1,1 @@
+"""Programs on disk: what decides one (digest, key), where they lie, how they are found again."""
