@@ -89,7 +89,7 @@ def compile_plan(
         if step.name == GlobalizeLoss.name:
             kept.append(PlainGraph.of(current))
         elif _is_named_rewrite(step, current):
-            kept[:] = [PlainGraph.of(current)]
+            kept[:] = [PlainGraph.of(current, kept[0])]
         if observe is not None:
             observe(step, current)
 

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from autoshard.ir.graph_function import ACCUMULATED, FLAT, FLAT_GRAD, GraphFunction
+from autoshard.ir.masks import mask_of, mask_problem
 from autoshard.ir.node_info import info, origin, val
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
@@ -23,7 +24,6 @@ from autoshard.ir.uniform import Uniformity
 from autoshard.ir.user_line import place_of
 from autoshard.mesh import is_data_parallel
 from autoshard.ops import collectives
-from autoshard.ops.dropout import DropoutArgs, dropout
 
 Value = Placement | None  # None: not known, something before it has no rule
 
@@ -96,14 +96,21 @@ class Inference:
             return None if count == 1 else (None,) * count
         if _is_float_cast(node) and isinstance(ins[0], Partial):
             return ins[0]  # linear, rounding aside; passes reduce before they cast
-        choice = self._consistent_choice(node, ins)
+        try:
+            choice = self._consistent_choice(node, ins)
+        except (RuntimeError, IndexError, ValueError) as error:  # as torch tells misfits
+            self._wrong(node, f"can't take operands of these shapes: {error}")
+            return None if count == 1 else (None,) * count
         if not choice.proven:
             self.unproven[f"{node.target} at {place_of(info(node).source)}"] += 1
             return None if count == 1 else (None,) * count
         if choice.instead:
             self._report_form(node, ins, choice.instead)
-        if node.target is dropout:
-            self._check_mask(node, ins[0])
+        mask = mask_of(node)
+        if mask is not None and (self.axis.is_data or self.axis.scale > 1):
+            problem = mask_problem(mask, self.env[mask.x], self.axis.name)
+            if problem:
+                self._wrong(node, problem)
         fits = all(map(self._lies_as, tensor_inputs(node), ins, choice.wants))
         if not fits or any(isinstance(out, Partial) for out in choice.outs):
             reread = self._reread(node, self._own_readings)
@@ -128,17 +135,6 @@ class Inference:
         recorded = info(node).placement(self.axis.name)
         is_split = isinstance(recorded, Shard) and not self.axis.is_data
         return is_split and recorded.dim in choice.uniform
-
-    def _check_mask(self, node: Node, held: Placement) -> None:
-        """Check that a dropout knows which part of the global value this rank's part is."""
-        args = DropoutArgs(*node.args)
-        told = [d for d, axis in zip(args.dims, args.axes, strict=True) if axis == self.axis.name]
-        if self.axis.is_data:
-            told = [] if args.batch_dim < 0 else [args.batch_dim]
-        elif self.axis.scale == 1:
-            return  # shapes are global: what a rank draws is not decided yet
-        if told != ([held.dim] if isinstance(held, Shard) else []):
-            self._wrong(node, f"reads {held} and draws its mask as if it were split along {told}")
 
     def _reread(
         self, node: Node, readings_of: Callable[[Node, Node], tuple[Placement, ...]]
@@ -286,7 +282,12 @@ class Inference:
     def _passes_on_bucket(self, node: Node) -> bool:
         """Tell whether a call moves a flat bucket over another axis: its parts keep their own."""
         source = node.all_input_nodes[0] if node.all_input_nodes else None
-        if source not in self.flat or node.target not in collectives.ON_BUCKETS:
+        if source not in self.flat:
+            return False
+        if _is_float_cast(node):
+            self.flat[node] = self.flat[source]
+            return True
+        if node.target not in collectives.ON_BUCKETS:
             return False
         self.flat[node] = self.flat[source]
         return node.target is collectives.wait or self.axis.name not in node.args

@@ -106,6 +106,12 @@ def _check_places(bucket: Bucket, program: Program) -> None:
     end = 0
     for fqn in bucket.fqns:
         entry = program.params[fqn]
+        kept_by = bucket.tied_stages or (bucket.stage,)
+        if kept_by != entry.homes:
+            raise VerifyError(
+                f"`{fqn}` is used by stages {list(entry.homes)} but bucket `{bucket.name}` "
+                f"is kept by {list(kept_by)}"
+            )
         if entry.storage.bucket != bucket.name or entry.storage.offset != end:
             raise VerifyError(
                 f"`{fqn}` is at {entry.storage.bucket}+{entry.storage.offset}, "

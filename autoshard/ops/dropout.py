@@ -55,6 +55,13 @@ class DropoutArgs(NamedTuple):
             sizes=(*self.sizes, size),
         )
 
+    def shards(self) -> Iterator[tuple[int, tuple[int, ...], str]]:
+        """Yield dim, global block sizes (none: one block) and axis of each shard."""
+        used = 0
+        for dim, count, axis in zip(self.dims, self.counts, self.axes, strict=True):
+            yield dim, tuple(self.blocks[used : used + count]), axis
+            used += count
+
 
 def global_index(args: DropoutArgs, comm: Communicator, every: int = 1) -> Tensor:
     """Return the global number of each local element of ``args.x``, as int64 of its shape.
@@ -104,12 +111,10 @@ def _has_whole_groups(args: DropoutArgs) -> bool:
 
 def _shards(args: DropoutArgs) -> Iterator[tuple[int, tuple[int, ...], str]]:
     """Yield dim, global block sizes and axis of each shard."""
-    used = 0
     extents = list(args.x.shape)
-    for dim, count, axis, size in zip(args.dims, args.counts, args.axes, args.sizes, strict=True):
+    for (dim, blocks, axis), size in zip(args.shards(), args.sizes, strict=True):
         extents[dim] *= size
-        yield dim, tuple(args.blocks[used : used + count]) or (extents[dim],), axis
-        used += count
+        yield dim, blocks or (extents[dim],), axis
 
 
 def _global_place(blocks: tuple[int, ...], index: int, size: int, device: Any) -> Tensor:

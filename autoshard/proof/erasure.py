@@ -270,6 +270,7 @@ class _Comparison:
         for port, number in self.side.wanted.outputs.items():
             self._compare(str(port), number, self.right.values.get(port))
         self._compare_counts()
+        self._compare_model()
         for stage, bucket in self._stored():
             parts = self.right.parts(stage, bucket)
             if not parts:
@@ -294,6 +295,18 @@ class _Comparison:
         have = counts(self.program.prelude, self.left)
         for name in dict.fromkeys((*self.side.counts, *have)):
             self._compare(f"count '{name}'", self.side.counts.get(name), have.get(name))
+
+    def _compare_model(self) -> None:
+        """What is trained, and what graphs call by the name of a constant, is the model's."""
+        trained = {spec.fqn for spec in self.program.params.trainable()}
+        for fqn in sorted(trained ^ self.side.trained):
+            is_it = "is not trained, but" if fqn in self.side.trained else "is trained, but not"
+            self.found.wrong.append(f"parameter '{fqn}' {is_it} in the plain model")
+        for name, value in self.program.constants.items():
+            captured = self.side.constants.get(name)
+            is_same = captured is value
+            if not is_same and (captured is None or not torch.equal(captured, value)):
+                self.found.wrong.append(f"constant '{name}' is not the captured one")
 
     def _compare(self, what: str, want: int | None, have: int | None) -> None:
         if want == have:

@@ -8,7 +8,7 @@ Nothing of the plan is known here.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,6 @@ from autoshard.ir.graph_function import COUNT, LOSS, PARAM, GraphFunction, Port
 from autoshard.ir.loss_by_token import loss_by_token
 from autoshard.ir.lower import Differentiation, lower
 from autoshard.ir.node_info import info, val
-from autoshard.ir.params import ParamTable
 from autoshard.ir.program import Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import bound_arguments, shapes_of
@@ -35,16 +34,28 @@ IN, OUT, SEED, GRADIENT = "in", "out", "seed", "gradient"
 
 @dataclass(frozen=True)
 class PlainGraph:
-    """The forward graph before anything parallel was done to it, and what the prelude counted."""
+    """The forward graph before anything parallel was done to it, and what the prelude counted.
+
+    ``trained`` are the parameters that the model has gradients of.
+    """
 
     forward: GraphFunction
     prelude: GraphFunction | None
+    trained: frozenset[str]
+    constants: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(cls, program: Program) -> PlainGraph:
-        """Return a copy of what ``program`` holds now."""
+    def of(cls, program: Program, captured: PlainGraph | None = None) -> PlainGraph:
+        """Return a copy of what ``program`` holds now.
+
+        What belongs to the model, not to its graph, is that of an earlier copy, where there is one.
+        """
         prelude = None if program.prelude is None else program.prelude.clone()
-        return cls(program.forward.clone(), prelude)
+        trained = frozenset(spec.fqn for spec in program.params.trainable())
+        constants = dict(program.constants)
+        if captured is not None:
+            trained, constants = captured.trained, dict(captured.constants)
+        return cls(program.forward.clone(), prelude, trained, constants)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,8 @@ class PlainSide:
     reader: Reader
     wanted: PlainTerms
     counts: Mapping[str, int]
+    trained: frozenset[str]
+    constants: Mapping[str, torch.Tensor]
     by_token: bool = False  # losses were read token by token, as over a split vocabulary
 
     @classmethod
@@ -73,8 +86,9 @@ class PlainSide:
         if by_token:
             forward = forward.clone()
             _read_by_token(forward)
-        wanted = plain_terms(forward, program.params, reader)
-        return cls(reader, wanted, counts(plain.prelude, reader), by_token)
+        wanted = plain_terms(forward, plain.trained, reader)
+        counted = counts(plain.prelude, reader)
+        return cls(reader, wanted, counted, plain.trained, plain.constants, by_token)
 
 
 @dataclass
@@ -130,10 +144,10 @@ def _read_by_token(function: GraphFunction) -> None:
         rewriter.replace(loss, made[-1])
 
 
-def plain_terms(function: GraphFunction, params: ParamTable, reader: Reader) -> PlainTerms:
+def plain_terms(function: GraphFunction, trained: Collection[str], reader: Reader) -> PlainTerms:
     """Return the terms of a forward graph's outputs and of the gradients of its loss."""
     segments = _cut(function)
-    pulled = _pulled(function, params)
+    pulled = _pulled(function, trained)
     loss = function.result(LOSS)
     if loss is not None:
         _differentiate(segments, pulled, loss)
@@ -209,9 +223,9 @@ def _layer(path: str) -> str:
     return match[1] if match else path.split(".")[0]
 
 
-def _pulled(function: GraphFunction, params: ParamTable) -> set[Node]:
+def _pulled(function: GraphFunction, trained: Collection[str]) -> set[Node]:
     """Return every value that some trained parameter leads to and that can have a gradient."""
-    found = {n for name, n in function.named(PARAM).items() if params[name].requires_grad}
+    found = {n for name, n in function.named(PARAM).items() if name in trained}
     for node in function.graph.nodes:
         reads = node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)
         if reads and _is_float(val(node)):

@@ -32,8 +32,9 @@ from autoshard.ir.invariants import CHECKERS
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.sources import cotangent, source_placement, stored_placement
-from autoshard.ops import collectives
+from autoshard.proof.axes import check_shared, check_sizes, packed_of
 from autoshard.proof.norm import check_norm
+from autoshard.proof.number_types import check_number_types
 
 COMPUTE_PHASES = ("F", "I", "W")
 OWNERS = frozenset({"params_placed", "staged", "gathered", "bucketed", "bounded"})
@@ -57,6 +58,7 @@ def check_types(program: Program) -> TypeFindings:
     findings.wrong += _broken_invariants(program)
     if not findings.wrong and program.training:
         findings.wrong += check_norm(program)
+    findings.wrong += [*check_sizes(program), *check_shared(program), *check_number_types(program)]
     for name in _axes(program):
         size = max(program.mesh.size(name), 2)
         _check_axis(program, Axis(name, size, size), findings)
@@ -186,8 +188,6 @@ def _check_ends(
             continue
         if port.kind == BOUNDARY and not _may_cross(run, node):
             yield f"'{port.name}' crosses the stage boundary as a partial sum"
-        if port.kind == GRAD and axis.name == "tp" and not _is_shared(program, port.name, node):
-            yield f"{GRAD} '{port.name}' is not summed over the ranks that keep the same head"
         expected = _expected(program, axis, port.kind, port.name, received)
         if expected is not None and expected not in run.all_readings(node):
             yield f"{port.kind} '{port.name}' is {value} and must be {expected}"
@@ -201,12 +201,10 @@ def _check_packed(
     program: Program, axis: Axis, bucket_name: str, node: Node, run: Inference
 ) -> Iterator[str]:
     """Check each gradient that was packed in a flat bucket, and that dp reduced the bucket."""
-    packed = node
-    while packed.target is not collectives.pack and packed.all_input_nodes:
-        packed = packed.all_input_nodes[0]
+    packed = packed_of(node)
     bucket = next(b for b in program.buckets if b.name == bucket_name)
-    values = packed.all_input_nodes
-    if packed.target is not collectives.pack or len(values) != len(bucket.fqns):
+    values = packed.all_input_nodes if packed is not None else []
+    if len(values) != len(bucket.fqns):
         return
     for name, value in zip(bucket.fqns, values, strict=True):
         have, want = run.env[value], _expected(program, axis, GRAD, name, {})
@@ -214,23 +212,9 @@ def _check_packed(
             continue
         if have is not None and want not in run.all_readings(value):
             yield f"{GRAD} '{name}' is {have} and must be {want}"
-        if axis.name == "tp" and not _is_shared(program, name, value):
-            yield f"{GRAD} '{name}' is not summed over the ranks that keep the same head"
     reduced = _left(Port(FLAT_GRAD, bucket_name), bucket, axis)
     if axis.is_data and run.env[node] not in (None, reduced):
         yield f"{FLAT_GRAD} '{bucket_name}' is {run.env[node]} and must be {reduced}"
-
-
-def _is_shared(program: Program, name: str, grad: Node) -> bool:
-    """Tell whether a gradient of heads that several ranks keep was summed over those."""
-    copies = program.params[name].copies
-    if copies is None:
-        return True
-    while grad.target is not collectives.all_reduce_within:
-        if len(grad.all_input_nodes) != 1:
-            return False
-        (grad,) = grad.all_input_nodes
-    return (*grad.args, 0)[3] == copies.own_rows
 
 
 def _expected(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -13,6 +13,7 @@ from autoshard.ir.rewrite import Rewriter
 
 Plant = Callable[[], object]
 PHASES = ("F", "I", "W")
+EVERY = (*PHASES, "U", "R")
 PASS_NAME = "mutant"
 
 
@@ -91,6 +92,13 @@ def swap_readers(a: Node, b: Node) -> None:
         swapped = {a: b, b: a}
         user.args = _mapped(user.args, swapped)
         user.kwargs = _mapped(user.kwargs, swapped)
+
+
+def set_bucket(program: Program, index: int, **changes: object) -> None:
+    """Change what one bucket is."""
+    buckets = list(program.buckets)
+    buckets[index] = replace(buckets[index], **changes)
+    program.buckets = tuple(buckets)
 
 
 def _mapped(value: object, swapped: dict[Node, Node]) -> object:

@@ -33,13 +33,13 @@ from autoshard.proof.plain import PlainSide
 from autoshard.proof.static import static_rows
 from autoshard.proof.verdict import Status
 from autoshard.source import Source
-from autoshard.testing import graph_faults, runtime_faults, storage_faults
+from autoshard.testing import graph_faults, runtime_faults, storage_faults, told_faults
 from autoshard.testing.equivalence import compare_compiled, reference_run
 from autoshard.testing.faults import Fault
 from autoshard.testing.models import Built, tiny_gpt, tiny_hf
 from autoshard.testing.plans import Layout, plan_text
 
-FAULTS: tuple[Fault, ...] = (*graph_faults.FAULTS, *storage_faults.FAULTS)
+FAULTS: tuple[Fault, ...] = (*graph_faults.FAULTS, *storage_faults.FAULTS, *told_faults.FAULTS)
 STATIC = ("types", "erasure", "order")
 LINKS = (*STATIC, "numbers")
 LENGTH = 8
@@ -54,10 +54,13 @@ class Cell:
     dropout: float = 0.0
     vocab: int = 96
     padded: bool = False
+    kept_heads: bool = False  # two ranks keep each key head
 
     def __str__(self) -> str:
-        extras = (" dropout" if self.dropout else "") + (" padded" if self.padded else "")
-        return f"{self.family} {self.layout}{extras}"
+        extras = {"dropout": self.dropout, "padded": self.padded, "kept heads": self.kept_heads}
+        return " ".join(
+            [self.family, str(self.layout), *(n for n, is_so in extras.items() if is_so)]
+        )
 
     def built(self, samples: int) -> Built:
         """Return the model, a batch of so many samples, and the loss."""
@@ -70,6 +73,9 @@ class Cell:
     def plan(self) -> str:
         """Return the plan's text."""
         text = plan_text(self.family, self.layout)
+        if self.kept_heads:
+            apart = "q_proj: colwise, self_attn.{k,v}_proj: colwise(replicate=2)"
+            text = text.replace("{q,k,v}_proj: colwise", apart)
         return text.replace(": vocab", ": vocab(pad=8)") if self.padded else text
 
 
@@ -85,6 +91,8 @@ CELLS = (
     Cell("bloom", Layout(pp=2, tp=2, microbatches=4, schedule="gpipe")),
     Cell("tiny_gpt", Layout(dp=2, pp=2, zero=2, microbatches=4)),
     Cell("gpt2", Layout(dp=2, zero=2, microbatches=2)),
+    Cell("tiny_gpt", Layout(dp=2, tp=2, zero=3, microbatches=2, sequence=True), dropout=0.1),
+    Cell("llama", Layout(tp=8, microbatches=2), kept_heads=True),
 )
 
 

@@ -16,6 +16,7 @@ from autoshard.ir.rewrite import Rewriter
 from autoshard.ops import collectives
 from autoshard.schedule.action import Action, Kind
 from autoshard.testing.faults import (
+    EVERY,
     Fault,
     Plant,
     after,
@@ -23,11 +24,11 @@ from autoshard.testing.faults import (
     bypass,
     calls,
     functions,
+    set_bucket,
     swap_readers,
 )
 
 aten = torch.ops.aten
-EVERY = ("F", "I", "W", "U", "R")
 SCATTERS = (collectives.reduce_scatter, collectives.reduce_scatter_start)
 REDUCTIONS = (collectives.all_reduce, collectives.all_reduce_start, *SCATTERS)
 GATHERS = (collectives.all_gather, collectives.all_gather_start)
@@ -161,7 +162,7 @@ def forget_parameter(program: Program) -> Iterator[Plant]:
     """Leave a parameter out of its bucket, so that nobody stores or updates it."""
     for index, bucket in enumerate(program.buckets):
         if len(bucket.fqns) > 1:
-            yield lambda i=index, b=bucket: _set_bucket(program, i, fqns=b.fqns[:-1])
+            yield lambda i=index, b=bucket: set_bucket(program, i, fqns=b.fqns[:-1])
 
 
 def place_wrong_dim(program: Program) -> Iterator[Plant]:
@@ -255,12 +256,6 @@ def _swap_offsets(a: Node, b: Node) -> None:
     first, second = a.args[1], b.args[1]
     a.args = (a.args[0], second, a.args[2])
     b.args = (b.args[0], first, b.args[2])
-
-
-def _set_bucket(program: Program, index: int, **changes: object) -> None:
-    buckets = list(program.buckets)
-    buckets[index] = replace(buckets[index], **changes)
-    program.buckets = tuple(buckets)
 
 
 def _rows(program: Program, kind: Kind) -> Iterator[tuple[int, list[int]]]:

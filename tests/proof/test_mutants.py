@@ -8,6 +8,9 @@ import torch
 
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
+from autoshard.ir.placement import Placement
+from autoshard.ir.rules import table
+from autoshard.ir.rules.call import Call, Choice
 from autoshard.plan import Plan
 from autoshard.proof.static import static_rows
 from autoshard.proof.types import check_types
@@ -139,3 +142,36 @@ def test_a_verdict_is_complete_only_when_every_link_was_shown() -> None:
 def test_a_wrong_factor_is_named_by_the_axis_it_looks_like() -> None:
     program = subject().program
     assert ratio_hint(0.5, program) == ": a factor 1 / tp" and ratio_hint(1.7, program) == ""
+
+
+# Faults that the programs above have no place for, and the cell that has.
+ELSEWHERE = (
+    ("draw-another-part", 8),
+    ("share-mask", 8),
+    ("gather-own-part", 8),
+    ("lose-head-sum", 9),
+    ("sum-heads-twice", 9),
+)
+
+
+@cache
+def subject_of(cell: int) -> Subject:
+    return Subject(mutants.CELLS[cell])
+
+
+@pytest.mark.parametrize(("name", "cell"), ELSEWHERE)
+def test_faults_of_masks_and_of_kept_heads_are_types(name: str, cell: int) -> None:
+    broken = subject_of(cell).program.fork()
+    assert BY_NAME[name].plant(broken)
+    assert subject_of(cell).caught_by(broken, numbers=False)
+
+
+def test_shapes_that_no_rule_takes_are_told_not_a_traceback(monkeypatch) -> None:
+    def rule(call: Call, ins: tuple[Placement, ...]) -> Choice:
+        raise RuntimeError("shapes [2] and [3] can't be broadcast")
+
+    made = subject()
+    monkeypatch.setitem(table.RULES, torch.ops.aten.add.Tensor, rule)
+    row = static_rows(made.program, made.plain)[0]
+    assert row.status is Status.WRONG
+    assert "operands of these shapes: shapes [2] and [3]" in "".join(row.findings)
