@@ -98,7 +98,10 @@ BATCH = BlockSpec(
 )
 GATHER = SettingSpec("gather", Flag(), "gather the outputs, so that what follows sees them whole")
 PAD = SettingSpec(
-    "pad", Integer(1), "pad the split dimension up to a multiple of this times the number of ranks"
+    "pad",
+    Integer(1),
+    "pad the split dimension by zeros up to a multiple of this times the number of ranks; "
+    "of packed parts the smallest, the others in proportion",
 )
 PARTS = SettingSpec("parts", Parts(), "how a packed weight is divided, each part split by itself")
 TENSOR = BlockSpec(

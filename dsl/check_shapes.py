@@ -129,10 +129,20 @@ class Checker:
             copies = rule.style.options.get("replicate", 1) if role == "key/value" else 1
             assert isinstance(copies, int)
             fits = heads * copies == self.tp if copies > 1 else heads % self.tp == 0
+            fits = fits or self._pads_heads(rule, target, dim)
             if rule.style.name != "colwise" or fits:
                 continue
             yield self._head_fault(rule, target, (role, heads, dim))
             return
+
+    def _pads_heads(self, rule: Rule, target: Target, dim: int) -> bool:
+        """Tell whether `pad` makes whole heads for each rank, of the smallest part if packed."""
+        pad, split = rule.style.options.get("pad"), target.split_dim(rule.style.name)
+        if not isinstance(pad, int) or split is None or target.shape is None or self.tp is None:
+            return False
+        sizes = part_sizes(rule.style, target.shape[split], self.facts)
+        step = pad * self.tp
+        return sizes is not None and -(-min(sizes) // step) * step % (dim * self.tp) == 0
 
     def _head_counts(self, target: Target, packing: Packing | None) -> list[tuple[str, int, int]]:
         projection: Projection | None = self.facts.projections.get(target.path)
@@ -156,6 +166,7 @@ class Checker:
         else:
             fits = ", ".join(str(d) for d in divisors(heads) if d > 1)
             help.append(f"tp must divide {heads}: {fits}" if fits else "leave its layers whole")
+            help += self._ways_to_pad(rule, target, what)
         if role == "key/value" and query and query % tp == 0:
             notes.append(f"query heads ({query}) do divide by {tp}")
         return Diagnostic(
@@ -165,6 +176,25 @@ class Checker:
             f"{target.path}: {heads} heads x {dim}",
             tuple(help),
             tuple(notes),
+        )
+
+    def _ways_to_pad(self, rule: Rule, target: Target, what: tuple[str, int, int]) -> Iterator[str]:
+        """Yield the `pad` that makes whole groups for each rank."""
+        _, heads, dim = what
+        query, kv, tp = self.facts.num_heads, self.facts.num_kv_heads, self.tp or 1
+        groups = kv if query and kv and query % kv == 0 else heads
+        if heads % groups:
+            return
+        unit = dim * heads // groups
+        packing = self.facts.packed.get(target.path)
+        if packing is not None:
+            sizes = part_sizes(rule.style, sum(packing.parts), self.facts)
+            unit = min(sizes) // groups if sizes else unit
+        options = show_style(BLOCK["tensor"], _padded(rule.style, unit))
+        padded, reading = -(-groups // tp) * tp * heads // groups, dim * (query or heads) // groups
+        yield (
+            f"`{options}` pads them to {padded} (checkpoints keep {heads}), with"
+            f" `rowwise(pad={reading})` for the layer that reads attention"
         )
 
     def _widths(self, rule: Rule, target: Target, width: int) -> Iterator[Diagnostic]:
@@ -266,5 +296,5 @@ class Checker:
         )
 
 
-def _padded(style: Style) -> Style:
-    return Style(style.name, {**style.options, "pad": 1})
+def _padded(style: Style, unit: int = 1) -> Style:
+    return Style(style.name, {**style.options, "pad": unit})

@@ -89,7 +89,10 @@ FIT_PAGES: Mapping[str, Page] = {
         "attention heads don't divide",
         "Each rank computes whole heads, so `tp` divides the number of query heads and of "
         "key/value heads. `replicate=n` keeps each key/value head on n ranks, with "
-        "`parts=[q, kv, kv]` those of a packed weight.",
+        "`parts=[q, kv, kv]` those of a packed weight. Or `pad=n` adds heads of zeros, in the "
+        "layers that make heads and in the one that reads them: n is the outputs of one head (for "
+        "queries: of all heads that share a key head), and with `parts` it counts for the "
+        "smallest part. Checkpoints keep the model's own size; zeros stay zero.",
         "{q,k,v}_proj: colwise  # 8 key/value heads, tp = 16",
         "{q,k,v}_proj: colwise(replicate=2)",
     ),

@@ -15,6 +15,7 @@ from autoshard.compiler.pass_base import PassContext
 from autoshard.diagnostics import PlacementError
 from autoshard.dsl.resolve import ResolvedRule
 from autoshard.ir.node_info import info, val
+from autoshard.ir.padding import ROLE as PADDING
 from autoshard.ir.placement import Shard
 from autoshard.ir.rules.call import Choice, bound_arguments, shapes_of, tensor_inputs
 from autoshard.passes._placing import Reader
@@ -38,13 +39,33 @@ def refuse(
     ctx.missed(node, f"gathers {shape} {shard}: '{node.target}' can't keep it split")
 
 
+def refuse_unlike(node: Node, reader: Reader, rule: ResolvedRule | None) -> None:
+    """Raise AS402 where what a rule splits without padding meets values that others pad."""
+    if info(node).role != PADDING or rule is None:
+        return
+    (x,) = tensor_inputs(node)
+    held = reader.read(x)
+    before, after = shapes_of(x)[0], shapes_of(node)[0]
+    if not isinstance(held, Shard) or before[held.dim] == after[held.dim]:
+        return
+    extents = f"{before[held.dim]} to {after[held.dim]}"
+    raise PlacementError(
+        f"`{rule.path}` meets values that are padded from {extents}, and is not padded",
+        code="AS402",
+        span=rule.rule.span,
+        label=f"splits {before[held.dim]} in equal parts",
+        help=f"pad all or none: `{rule.style}(pad=..)` in the same proportion",
+        notes=_later(node),
+    )
+
+
 def _check_heads(node: Node, x: Node, shard: Shard, reader: Reader, rule: ResolvedRule) -> None:
     """Raise when the reshape takes a split dimension apart into heads that don't divide."""
     parts = _taken_apart(shapes_of(x)[0], shapes_of(node)[0], shard.dim)
     if not parts:
         return
     count, *rest = parts
-    if _parts_of(rule) > 1:
+    if len(shard.blocks) > 1 and _parts_of(rule) > 1:
         raise _wrong_parts(node, shard, reader, rule, parts)
     if len(rest) > 1 and rest[0] % reader.size == 0:
         raise _packed(node, rule, str(count), f"{count} parts of {prod(rest)}")
@@ -68,6 +89,12 @@ def _ways_out(
     if rule.style == "colwise" and len(parts) == 2 and reader.size % count == 0:
         times = reader.size // count
         help.append(f"key/value heads: `colwise(replicate={times})` keeps each on {times} ranks")
+    elif rule.style == "colwise":
+        unit, heads = prod(parts[1:]), -(-count // reader.size) * reader.size
+        help.append(
+            f"`pad={unit}` in this rule pads to {heads} heads (checkpoints keep {count}), with"
+            " `rowwise(pad=..)` of as many for the layer that reads them"
+        )
     return tuple(help)
 
 

@@ -27,7 +27,7 @@ from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import Choice, tensor_inputs
 from autoshard.passes._forms import FORMS
 from autoshard.passes._placing import Reader, reader_of
-from autoshard.passes._refusals import refuse
+from autoshard.passes._refusals import refuse, refuse_unlike
 from autoshard.passes._slices import join_slices
 
 UNPROVEN = "unproven: no placement rule for"  # what the remark on an unknown operator begins with
@@ -78,7 +78,7 @@ class _Propagation:
     def unpadded(self, spec: ParamSpec) -> Placement:
         """Return a parameter's placement in terms of its true shape: padding shows as a block."""
         placement = spec.placements.get(self.reader.axis, REPLICATE)
-        if spec.padded is None:
+        if spec.padded is None or spec.is_widened:
             return placement
         return replace(placement, blocks=(spec.padded[placement.dim],))
 
@@ -89,6 +89,7 @@ class _Propagation:
             return
         if self.joins_slices(node):
             return
+        refuse_unlike(node, self.reader, self.rule_of(node))
         choice = self.reader.choice(node)
         if choice.instead:
             for made in FORMS[choice.instead](self.rewriter, node, self.reader):

@@ -26,6 +26,7 @@ from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import tensor_inputs
 from autoshard.passes._kept_heads import Kept, keep_heads
+from autoshard.passes._padding import compute_padding
 
 aten = torch.ops.aten
 TURNED = (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -74,7 +75,10 @@ class ShardParams(Pass):
                     program.params.update(spec.fqn, copies=copies)
         for fqn, (rule, found) in placed.items():
             _place(program.params[fqn], rule, found, self.axis, program, ctx)
-        keep_heads(program, Rewriter(program.forward, self.name), kept, self.axis)
+        rewriter = Rewriter(program.forward, self.name)
+        keep_heads(program, rewriter, kept, self.axis)
+        rules = {fqn: rule for fqn, (rule, _) in placed.items()}
+        compute_padding(program, rewriter, rules, self.axis)
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,11 @@ def placement_of(
     return normalize(Shard(dim, _blocks(rule, spec, dim, size)), spec.shape[dim])
 
 
+def _is_computed(rule: ResolvedRule) -> bool:
+    """Tell whether what a rule pads stays padded in the graph, until another layer sums it up."""
+    return rule.style in ("colwise", "rowwise") and not rule.options.get("gather")
+
+
 def _copies(rule: ResolvedRule) -> int:
     return rule.options.get("replicate", 1)
 
@@ -171,6 +180,14 @@ def _copies_in(rule: ResolvedRule, found: Shard, size: int) -> Copies:
 
 def _kept_shard(rule: ResolvedRule, spec: ParamSpec, dim: int, size: int) -> Placement:
     """Return where a weight lies, with its copies, of which each key head is kept on n ranks."""
+    if "pad" in rule.options:
+        raise PlacementError(
+            f"`{rule.path}` can't have `pad` beside `replicate`",
+            code="AS402",
+            span=rule.rule.span,
+            label=f"{spec.fqn} is {list(spec.shape)}",
+            help="heads that are kept on several ranks divide: leave `pad` out",
+        )
     times, extent = _copies(rule), spec.shape[dim]
     pieces = size // times
     if _is_packed(rule):
@@ -220,11 +237,25 @@ def _blocks(rule: ResolvedRule, spec: ParamSpec, dim: int, size: int) -> tuple[i
     """Return the parts of the dimension that are each split, checked and padded."""
     extent = spec.shape[dim]
     blocks = _part_sizes(rule, extent)
-    if "pad" in rule.options and extent % (step := rule.options["pad"] * size):
-        return (-(-extent // step) * step,)
-    if sum(blocks) != extent or any(block % size for block in blocks):
+    is_whole = sum(blocks) == extent
+    if is_whole and "pad" in rule.options:
+        return _padded(rule, spec, dim, blocks, size)
+    if not is_whole or any(block % size for block in blocks):
         raise _indivisible(rule, spec, dim, blocks, size)
     return blocks
+
+
+def _padded(
+    rule: ResolvedRule, spec: ParamSpec, dim: int, blocks: tuple[int, ...], size: int
+) -> tuple[int, ...]:
+    """Return the blocks with padding: the smallest one's decides, the others keep proportion."""
+    step, smallest = rule.options["pad"] * size, min(blocks)
+    longest = -(-smallest // step) * step
+    found = tuple(block * longest // smallest for block in blocks)
+    exact = all(block * longest % smallest == 0 for block in blocks)
+    if not exact or any(block % size for block in found):
+        raise _indivisible(rule, spec, dim, blocks, size)
+    return found
 
 
 def _indivisible(
@@ -290,9 +321,14 @@ def _place(
             for dim, extent in enumerate(spec.shape)
         )
         ctx.note(spec.fqn, f"padded from {list(spec.shape)} to {list(padded)}")
-        found = Shard(found.dim)
+        found = normalize(found, padded[found.dim])
     if not divides(found, padded or spec.whole_shape, program.mesh.size(axis)):
         raise InternalError(f"'{spec.fqn}' does not divide as {found}")
-    program.params.update(spec.fqn, placements={**spec.placements, axis: found}, padded=padded)
+    program.params.update(
+        spec.fqn,
+        placements={**spec.placements, axis: found},
+        padded=padded,
+        is_widened=padded is not None and _is_computed(rule),
+    )
     share = prod(padded or spec.whole_shape) // program.mesh.size(axis)
     ctx.applied(spec.fqn, f"{rule.style}: {axis} {found}, {share} elements a rank")

@@ -85,6 +85,7 @@ class ParamSpec:
     persistent: bool = True  # buffers: in the state dict; lifted constants are not
     aliases: tuple[str, ...] = ()  # further names of the same tensor
     padded: tuple[int, ...] | None = None  # shape after `pad=`, None when nothing is padded
+    is_widened: bool = False  # the graph computes with the padding, as with so many more heads
     copies: Copies | None = None  # key heads that several ranks hold
     placements: Placements = field(default_factory=dict)
     computed_in: torch.dtype | None = None  # what phases read; None: as it is stored
@@ -104,6 +105,47 @@ class ParamSpec:
         shape = list(self.shape)
         shape[self.copies.dim] = self.copies.lengthened(shape[self.copies.dim])
         return tuple(shape)
+
+    def pad(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the model's value with the zeros of its padding, or with its copies."""
+        if self.copies is not None:
+            return self.copies.repeat(value)
+        if self.padded is None:
+            return value
+        whole = value.new_zeros(self.padded)
+        for dim, real, start, length in self._pieces():
+            whole.narrow(dim, start, length).copy_(value.narrow(dim, real, length))
+        return whole
+
+    def unpad(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the part of a padded or repeated value that the user's model has."""
+        if self.copies is not None:
+            return self.copies.first(value)
+        if self.padded is None:
+            return value
+        parts = [value.narrow(dim, start, length) for dim, _, start, length in self._pieces()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.padded_dim)
+
+    @property
+    def padded_dim(self) -> int:
+        """Return the dimension that is padded; raises when none is."""
+        assert self.padded is not None
+        pairs = zip(self.shape, self.padded, strict=True)
+        return next(dim for dim, (real, whole) in enumerate(pairs) if real != whole)
+
+    def _pieces(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield dim, real start, padded start and real length of each block.
+
+        Every block is padded at its end, all of them in the same proportion.
+        """
+        assert self.padded is not None
+        dim = self.padded_dim
+        real, whole = self.shape[dim], self.padded[dim]
+        shard = next((p for p in self.placements.values() if isinstance(p, Shard)), Shard(dim))
+        start = 0
+        for block in shard.blocks or (whole,):
+            yield dim, start * real // whole, start, block * real // whole
+            start += block
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Return the shape of the tensor-parallel shard that one rank computes with."""

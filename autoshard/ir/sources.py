@@ -65,7 +65,8 @@ def _bucket(program: Program, name: str) -> Bucket:
 def _param_placement(spec: ParamSpec, axis: Axis) -> Placement:
     """Return how a parameter lies; where shapes are global, padding shows as a longer block."""
     placement = spec.placements.get(axis.name, REPLICATE)
-    if axis.scale == 1 and spec.padded and isinstance(placement, Shard):
+    is_longer = spec.padded is not None and not spec.is_widened
+    if axis.scale == 1 and is_longer and isinstance(placement, Shard):
         return replace(placement, blocks=(spec.padded[placement.dim],))
     return placement
 

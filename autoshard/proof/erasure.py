@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch.fx import Node
@@ -17,23 +18,28 @@ from torch.fx import Node
 from autoshard.ir.graph_function import (
     ACCUMULATED,
     BOUNDARY,
+    BUFFER,
     FLAT,
     FLAT_GRAD,
     FULL,
     GRAD,
     LOSS,
     OUTPUT,
+    PARAM,
     SAVED,
     TANGENT,
+    GraphFunction,
     Port,
 )
 from autoshard.ir.node_info import origin
-from autoshard.ir.params import Flat, Whole
+from autoshard.ir.padding import Padding
+from autoshard.ir.params import Flat, ParamSpec, Whole
 from autoshard.ir.placement import Shard
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.rules.call import Shape, shapes_of
 from autoshard.ops import collectives
 from autoshard.proof.normal_form import READINGS
+from autoshard.proof.paddings import Held, Paddings, padding_of
 from autoshard.proof.plain import PlainGraph, PlainSide, counts, seed
 from autoshard.proof.reader import Maker, Reader, Value
 from autoshard.proof.terms import Terms
@@ -78,6 +84,7 @@ class _Joined:
             collectives.view_at: self._view_at,
             collectives.pack: self._pack,
             collectives.tied_all_reduce: self._tied,
+            torch.ops.aten.constant_pad_nd.default: self._padding,
         }
         self.reader = Reader(terms, self._shapes, {**READINGS, **special}, self._factor)
         self.stage = program.stages[0]
@@ -88,6 +95,8 @@ class _Joined:
         self.final: dict[tuple[int, str], int] = {}  # rank along pp, bucket -> gradient after R
         self.problems: list[str] = []
         self.unknown: set[Node] = set()  # whose placement is not known
+        self.paddings = Paddings(program, placed)
+        self.carried: dict[Port, Held] = {}  # padding of what phases and stages hand on
         self.real = _padded(program)  # padded extent -> the model's own
 
     def read(self) -> None:
@@ -113,12 +122,29 @@ class _Joined:
         self.reader.place = f"stage {stage.index}, {phase}"
         for port, node in zip(function.inputs, function.placeholders, strict=True):
             self.reader.env[node] = self._input(port)
+        if self.paddings.is_needed and phase in ("F", "I", "W"):
+            self._read_padded(function)
         self.reader.run(function.graph.nodes)
         for port, node in zip(function.outputs, function.results, strict=True):
             if node is not None and phase == "R":
                 self.final[self._rank(stage.index), port.name] = self.reader.env[node]
             elif node is not None:
                 self._output(port, node)
+
+    def _read_padded(self, function: GraphFunction) -> None:
+        """Read each call after what is known of its padding: shapes are those without."""
+        for port, node in zip(function.inputs, function.placeholders, strict=True):
+            spec = self.program.params[port.name] if port.kind in (PARAM, BUFFER) else None
+            self.paddings.env[node] = padding_of(spec) if spec else self.carried.get(port)
+        for node in function.graph.nodes:
+            if node.op == "call_function":
+                is_view = node.target is collectives.view_at
+                self.paddings.read(node, self._viewed(self.reader, node) if is_view else None)
+                self.reader.run((node,))
+        for port, node in zip(function.outputs, function.results, strict=True):
+            if node is not None and port.kind in (SAVED, BOUNDARY, TANGENT):
+                self.carried[port] = self.paddings.env.get(node)
+        self.paddings.check_gradients(function)
 
     def _input(self, port: Port) -> int:
         if port.kind == SAVED:
@@ -200,6 +226,10 @@ class _Joined:
 
     def _view_at(self, reader: Reader, node: Node) -> Value:
         """A view of a gathered bucket is the parameter that is stored there, and no other."""
+        spec = self._viewed(reader, node)
+        return None if spec is None else self.terms.make("param", (), spec.fqn)
+
+    def _viewed(self, reader: Reader, node: Node) -> ParamSpec | None:
         flat = self.terms.made[reader.env[node.args[0]]]
         if flat.op != FLAT:
             return None
@@ -209,8 +239,12 @@ class _Joined:
                 isinstance(spec.storage, (Flat, Whole)) and spec.storage.offset == node.args[1]
             )
             if is_here and spec.local_shape(self.program.mesh) == tuple(node.args[2]):
-                return self.terms.make("param", (), fqn)
+                return spec
         return None
+
+    def _padding(self, reader: Reader, node: Node) -> Value:
+        """What gives a value zeros for padded heads, and its transpose, are left out."""
+        return reader.env[node.args[0]] if self.paddings.cuts(node) else None
 
     def _pack(self, reader: Reader, node: Node) -> Value:
         return self.terms.make(PACK, (reader.env[n] for n in node.args[0]))
@@ -229,28 +263,37 @@ class _Joined:
         placements = held if isinstance(held, tuple) else (held,) * len(local)
         if any(p is None for p in placements):
             self.unknown.add(node)
-        return tuple(map(self._global, local, placements))
+        paddings = self.paddings.env.get(node)
+        padded = paddings if isinstance(paddings, tuple) else (paddings,) * len(local)
+        return tuple(map(self._global, local, placements, padded))
 
-    def _global(self, shape: Shape, placement: object) -> Shape | None:
+    def _global(
+        self, shape: Shape, placement: object, padding: Padding | None = None
+    ) -> Shape | None:
         if placement is None:
             return None
         if not isinstance(placement, Shard):
             return shape
         whole = list(shape)
         whole[placement.dim] *= self.program.mesh.size("tp")
+        if padding is not None:
+            whole[placement.dim] = padding.real(whole[placement.dim])
+            return tuple(whole)
         whole[placement.dim] = self.real.get(whole[placement.dim], whole[placement.dim])
         return tuple(whole)
 
-    def _factor(self, node: Node, dim: int) -> int:
-        held = self.placed.get(node)
-        is_split = isinstance(held, Shard) and held.dim == dim
-        return self.program.mesh.size("tp") if is_split else 1
+    def _factor(self, node: Node, dim: int) -> int | Fraction:
+        held, padding = self.placed.get(node), self.paddings.of(node)
+        if not isinstance(held, Shard) or held.dim != dim:
+            return 1
+        size = self.program.mesh.size("tp")
+        return size if padding is None else size / padding.ratio
 
 
 def _padded(program: Program) -> dict[int, int]:
     """Return the extents that only padding has, with those that they stand for."""
     own = {extent for spec in program.params for extent in spec.shape}
-    padded = (spec for spec in program.params if spec.padded)
+    padded = (spec for spec in program.params if spec.padded and not spec.is_widened)
     pairs = (pair for spec in padded for pair in zip(spec.padded, spec.shape, strict=True))
     return {wide: real for wide, real in pairs if wide not in own}
 
@@ -265,8 +308,8 @@ class _Comparison:
 
     def findings(self) -> ErasureFindings:
         """Compare outputs, counts and gradients, in this order."""
-        for problem in self.right.problems:
-            self.found.wrong.append(problem)
+        self.found.wrong += self.right.problems
+        self.found.unproven += self.right.paddings.unproven
         for port, number in self.side.wanted.outputs.items():
             self._compare(str(port), number, self.right.values.get(port))
         self._compare_counts()

@@ -15,7 +15,7 @@ from autoshard.ir.program import Program
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.control import Control
 from autoshard.runtime.layout import Slot, bucket_stages, plan_layout, scheduled
-from autoshard.runtime.storage import Storage, unpad, view
+from autoshard.runtime.storage import Storage, view
 from autoshard.runtime.work import Transfer
 
 StateDict = Mapping[str, torch.Tensor]
@@ -62,7 +62,7 @@ def _gather_bucket(
         if comm.index("tp") == 0:
             whole = _to_first(whole, slot.spec, holder, comm)
             if whole is not None:
-                values[slot.spec.fqn] = unpad(whole, slot.spec).cpu().clone()
+                values[slot.spec.fqn] = slot.spec.unpad(whole).cpu().clone()
     return values
 
 

@@ -243,28 +243,8 @@ def view(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 def localize(value: torch.Tensor, spec: ParamSpec, comm: Communicator) -> torch.Tensor:
     """Return this rank's part of a global value: padded with zeros, then cut over the axes."""
-    value = pad(value, spec)
+    value = spec.pad(value)
     for axis, placement in spec.placements.items():
         if isinstance(placement, Shard):
             value = take_shard(value, placement, comm.index(axis), comm.size(axis))
     return value
-
-
-def pad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
-    """Return ``value`` with zeros up to the padded shape, or with its copies, if it has any."""
-    if spec.copies is not None:
-        return spec.copies.repeat(value)
-    if spec.padded is None:
-        return value
-    whole = value.new_zeros(spec.padded)
-    whole[tuple(slice(n) for n in spec.shape)] = value
-    return whole
-
-
-def unpad(value: torch.Tensor, spec: ParamSpec) -> torch.Tensor:
-    """Return the part of a padded or repeated value that the user's model has."""
-    if spec.copies is not None:
-        return spec.copies.first(value)
-    if spec.padded is None:
-        return value
-    return value[tuple(slice(n) for n in spec.shape)]

@@ -10,7 +10,7 @@ from autoshard.diagnostics import VerifyError
 from autoshard.ir.placement import Shard, join_shards
 from autoshard.mesh import Mesh
 from autoshard.runtime.executor import Executable
-from autoshard.runtime.storage import Storage, unpad
+from autoshard.runtime.storage import Storage
 
 Parts = Mapping[str, torch.Tensor]  # what one rank holds, by canonical name
 
@@ -37,9 +37,11 @@ def _global(
     value = agreed(whole, f"'{name}'")
     holder = next(iter(whole))
     spec = storages[holder].layout.slots[name].spec
-    if spec.copies is not None and not torch.equal(spec.copies.repeat(unpad(value, spec)), value):
-        raise VerifyError(f"ranks that keep the same head of '{name}' hold different values")
-    return unpad(value, spec)
+    own = spec.unpad(value)
+    if not torch.equal(spec.pad(own), value):
+        kept = f"ranks that keep the same head of '{name}' hold different values"
+        raise VerifyError(kept if spec.copies else f"the padding of '{name}' is not zero")
+    return own
 
 
 def _local(

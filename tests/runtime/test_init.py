@@ -19,6 +19,8 @@ MESHES = {
     "tensor": "mesh { tp = 2 }\nbatch { micro_batch_size = 2 }\n" + TENSOR.format(pad="(pad=1)"),
     "padded": "mesh { tp = 3 }\nbatch { micro_batch_size = 2 }\n"
     + "tensor { wte: vocab(pad=5), head: vocab(pad=5) }",
+    "heads": "mesh { tp = 3 }\nbatch { micro_batch_size = 2 }\n"
+    + "tensor { h.*.attn { qkv: colwise(parts=3, pad=4), proj: rowwise(pad=4) } }",
     "pipeline": "mesh { pp = 2 }\nbatch { micro_batch_size = 2 }",
     "sharded": "mesh { dp = 2 }\nbatch { micro_batch_size = 1 }\nzero { stage = 3 }",
 }

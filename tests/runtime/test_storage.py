@@ -8,7 +8,7 @@ from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import Shard
 from autoshard.runtime.batch import split_leaves
 from autoshard.runtime.layout import plan_layout
-from autoshard.runtime.storage import Pieces, localize, pad, unpad
+from autoshard.runtime.storage import Pieces, localize
 from autoshard.testing.lockstep import run_ranks
 from tests.runtime.toy import Toy
 
@@ -80,7 +80,7 @@ def test_padding_is_zero_and_goes_again():
     local = localize(value, spec, Comm())
     assert tuple(local.shape) == (50, 4)
     assert torch.equal(local[:47], value[50:]) and local[47:].eq(0).all()
-    assert torch.equal(unpad(pad(value, spec), spec), value)
+    assert torch.equal(spec.unpad(spec.pad(value)), value)
 
 
 def test_buckets_that_do_not_hold_their_parameters_are_our_bug():
