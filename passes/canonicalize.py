@@ -12,9 +12,11 @@ nodes: equal layers must stay equal.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from autoshard.compiler.pass_base import Numerics, Pass, PassContext
@@ -27,8 +29,29 @@ from autoshard.passes._spellings import RULES, positive
 
 aten = torch.ops.aten
 
+# torch's own second names, overload by overload: torch.multiply(x, y) is x * y.
+TWINS = """absolute=abs arccos=acos arcsin=asin arctan=atan arctan2=atan2 clip=clamp concat=cat
+concatenate=cat divide=div true_divide=div fix=trunc greater=gt greater_equal=ge less=lt
+less_equal=le multiply=mul negative=neg not_equal=ne special_erf=erf special_erfc=erfc
+special_exp2=exp2 special_expit=sigmoid special_expm1=expm1 special_log1p=log1p subtract=sub
+swapaxes=transpose swapdims=transpose"""
+
+
+def _twins() -> Iterator[tuple[OpOverload, OpOverload]]:
+    for pair in TWINS.split():
+        one, other = (getattr(aten, name) for name in pair.split("="))
+        yield from (
+            (getattr(one, name), getattr(other, name))
+            for name in one.overloads()
+            if name in other.overloads()
+        )
+
+
 # Other spellings of an op with the same arguments. `&` and `|` of Python are bitwise.
 SYNONYMS = {
+    **dict(_twins()),
+    aten.swapaxes.default: aten.transpose.int,
+    aten.swapdims.default: aten.transpose.int,
     aten.__and__.Tensor: aten.bitwise_and.Tensor,
     aten.__or__.Tensor: aten.bitwise_or.Tensor,
     aten.__and__.Scalar: aten.bitwise_and.Scalar,
