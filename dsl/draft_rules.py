@@ -7,7 +7,7 @@ from autoshard.dsl.globs import Glob
 from autoshard.dsl.nodes import quoted
 from autoshard.dsl.printer import show_style
 from autoshard.dsl.schema import BLOCK
-from autoshard.model_facts import ModelFacts, Proposal, Split
+from autoshard.model_facts import ModelFacts, Packing, Proposal, Split
 from autoshard.plan import Style
 
 LAYERS = ("linear", "conv1d", "embedding")
@@ -22,8 +22,8 @@ def proposed_rules(facts: ModelFacts, proposal: Proposal) -> Iterator[str]:
     """Yield comments and rules for what a captured graph says of tensor parallelism."""
     styles: dict[str, tuple[str, str]] = {}  # path -> style text, reason
     for split in proposal.splits:
-        text = show_style(BLOCK["tensor"], style_of(split))
         for path in _paths(facts, split.param):
+            text = show_style(BLOCK["tensor"], _told_apart(style_of(split), facts.packed.get(path)))
             styles[path] = (text, split.why)
     for reason, rules in groupby(_grouped(facts, styles), key=lambda rule: rule[2]):
         yield f"# {REASONS.get(reason, reason)}"
@@ -41,6 +41,14 @@ def style_of(split: Split) -> Style:
     if split.pad:
         options["pad"] = split.pad
     return Style(split.style, options)
+
+
+def _told_apart(style: Style, packing: Packing | None) -> Style:
+    """Return a style that says "not packed" where the layer's name says otherwise."""
+    is_named_so = packing is not None and packing.layout == "concatenated"
+    if style.name != "colwise" or "parts" in style.options or not is_named_so:
+        return style
+    return Style(style.name, {"parts": 1, **style.options})
 
 
 def pattern_of(path: str) -> str:

@@ -33,6 +33,7 @@ PRODUCTS = {
     aten.mm.default: (1, None, 1),
     aten.matmul.default: (1, None, 1),
 }
+WEIGHS = (aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default)
 PAD = 128  # rows: the multiple that padded vocabularies have per rank, by custom
 
 
@@ -74,10 +75,9 @@ class _Graph:
 
     def __init__(self, program: Program, size: int) -> None:
         self.program, self.size = program, size
-        nodes = tuple(program.forward.graph.nodes)
-        self.order = {node: i for i, node in enumerate(nodes)}
+        self.order = {node: i for i, node in enumerate(program.forward.graph.nodes)}
         self.before: dict[Node, int] = {}  # what a node depends on, as bits
-        for node in nodes:
+        for node in self.order:
             bits = 0
             for source in node.all_input_nodes:
                 bits |= self.before[source] | 1 << self.order[source]
@@ -87,11 +87,7 @@ class _Graph:
         self.params = {node: fqn for fqn, node in program.forward.named(PARAM).items()}
         self.weights = {w.fqn: w for w in self._find_weights()}
         self.read_by = {node: w for w in self.weights.values() for node in w.readers}
-        self.tables = {
-            node.args[0]: node
-            for node in nodes
-            if node.target is aten.embedding.default and node.args[0] in self.params
-        }
+        self.tables = [node for node in self.params if _is_table(node)]
 
     def _find_weights(self) -> Iterator[_Weight]:
         for node, fqn in self.params.items():
@@ -114,9 +110,10 @@ class _Graph:
 
     def embeds_batch(self, node: Node) -> bool:
         """Tell whether a look-up in a table is of the batch: a table of positions is no stream."""
-        if node.target is not aten.embedding.default or node.args[0] not in self.params:
-            return False
-        return bool(self.before[node.args[1]] & self.batch or node.args[1] in self.leaves)
+        is_look_up = node.target is aten.embedding.default and node.args[0] in self.params
+        return is_look_up and bool(
+            self.before[node.args[1]] & self.batch or node.args[1] in self.leaves
+        )
 
     def sources(self, value: Node) -> set[Node]:
         """Return the products and look-ups that ``value`` comes from, without passing them."""
@@ -131,6 +128,12 @@ class _Graph:
             else:
                 pending += node.all_input_nodes
         return found
+
+
+def _is_table(param: Node) -> bool:
+    """Tell whether look-ups read a parameter, and nothing else but products."""
+    others = [u for u in param.users if _weight_of(u) is not param]
+    return bool(others) and all(u.target is aten.embedding.default for u in others)
 
 
 def _weight_of(node: Node) -> Node | None:
@@ -224,9 +227,7 @@ class _Trial:
                 raise _Dropped(f"'{_short(node)}' needs it whole ({info(node).source})")
             if isinstance(have, Replicate) and isinstance(want, Shard):
                 self.ask(value, node)
-        self.attends |= node.target is aten.scaled_dot_product_attention.default or (
-            node.target in (aten.softmax.int, aten._softmax.default)
-        )
+        self.attends |= node.target in WEIGHS
 
     def ask(self, value: Node, reader: Node) -> None:
         """Note the products that ``value`` comes from; refuse what the split weights read too."""
@@ -285,9 +286,8 @@ def _taken_apart(node: Node, size: int) -> tuple[int, ...]:
     (x,) = tensor_inputs(node)
     before, after = shapes_of(x)[0], shapes_of(node)[0]
     tail = after[len(before) - 1 :]
-    if len(tail) < 3 or tail[0] > 4 or tail[1] % size:
-        return ()
-    return (before[-1] // tail[0],) * tail[0]
+    fits = len(tail) > 2 and tail[0] <= 4 and tail[1] % size == 0
+    return (before[-1] // tail[0],) * tail[0] if fits else ()
 
 
 class _Proposing:

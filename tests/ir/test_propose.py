@@ -95,3 +95,41 @@ def test_layers_that_are_split_alike_are_one_rule() -> None:
     assert "model.layers.*.mlp.down_proj: rowwise" in rules
     assert "lm_head: vocab" in rules
     assert sum(not rule.startswith("#") for rule in rules) == 9
+
+
+class Alternating(nn.Module):
+    """q, k and v head by head in a layer whose name means "all of q, all of k, all of v"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.in_proj, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a 0-d loss of x (B, S, D)."""
+        q, k, v = self.in_proj(x).view(*x.shape[:-1], 4, 24).transpose(1, 2).chunk(3, -1)
+        mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2)).pow(2).mean()
+
+
+def test_a_name_that_says_packed_is_contradicted_where_the_graph_says_otherwise() -> None:
+    built = Alternating(), {"x": torch.randn(2, 4, 32)}, None
+    assert "in_proj: colwise(parts=1)" in list(proposed_rules(describe(built[0]), proposed(built)))
+
+
+class Turned(nn.Module):
+    """A table that is joined with another to make the head, as MobileBERT's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rest = nn.Embedding(16, 8), nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return a 0-d loss of ids (B, S)."""
+        x = self.table(ids)
+        head = torch.cat((self.table.weight.t(), self.rest), 0)
+        return (torch.cat((x, x), -1) @ head).pow(2).mean()
+
+
+def test_a_table_that_something_else_reads_too_stays_whole() -> None:
+    assert not proposed((Turned(), {"ids": torch.arange(8).view(2, 4)}, None)).splits
