@@ -71,12 +71,34 @@ SMALL = {name: value for value, names in SIZES for name in names.split()}
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "mamba_d_state": 8}
+HEAD = {"head_dim": HEAD_DIM}
+PYRAMID = {"hidden_sizes": [WIDTH // 2, WIDTH], "depths": [1, 1], "patch_size": 2, "num_stages": 2}
+WINDOWS = {
+    **{"embed_dim": WIDTH // 2, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2},
+    **{"patch_size": 2, "drop_path_rate": 0.0},
+}
 # What a family needs beyond that, or other than that.
 OVERRIDES: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), MAMBA),
+    # sizes whose default is derived from others, or None
+    **dict.fromkeys(("ministral", "hunyuan_v1_dense"), HEAD),
+    "mamba2": {"num_heads": 2 * HEADS, "head_dim": HEAD_DIM, "n_groups": 1, "state_size": 8},
+    "esmc": {"num_key_value_heads": HEADS},
+    "esm": {"vocab_size": VOCAB, "mask_token_id": 3, "pad_token_id": 1, "token_dropout": False},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "nemotron": {"num_key_value_heads": KV_HEADS},
     "falcon": {"num_kv_heads": 1},
     "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    # images in several resolutions: a list says the size of each
+    **dict.fromkeys(("convnext", "convnextv2"), PYRAMID),
+    "resnet": {**PYRAMID, "embedding_size": WIDTH // 2},
+    **dict.fromkeys(("swin", "swinv2"), WINDOWS),
+    "segformer": {
+        **{"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1]},
+        **{"hidden_sizes": [WIDTH // 2, WIDTH], "patch_sizes": [3, 3], "strides": [2, 2]},
+        **{"num_attention_heads": [2, 4], "mlp_ratios": [2, 2], "drop_path_rate": 0.0},
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": KV_HEADS, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": HIDDEN, "moe_num_experts": EXPERTS, "moe_top_k": 2},
