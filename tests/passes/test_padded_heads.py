@@ -20,7 +20,7 @@ from autoshard.proof.verdict import Status
 from autoshard.runtime.control import Control
 from autoshard.runtime.state_dict import gather_state, load_state
 from autoshard.testing.lockstep import run_lockstep, run_ranks
-from autoshard.testing.models import Built, tiny_gpt
+from autoshard.testing.models import Built, tiny_gpt, tiny_hf
 from tests.bank.equal import assert_equal, read, refusal
 from tests.bank.models import rows
 from tests.passes.attention_toys import LENGTH, WIDTH, heads_toy
@@ -157,6 +157,19 @@ def test_padded_heads_go_with_every_other_axis(name: str) -> None:
     batch = 1 if "dp" in mesh else 2
     built = tiny_gpt(layers=2, width=24, heads=3, vocab=32, batch=2, length=4)
     assert_trains(built, plan(rules, mesh, batch, more))
+
+
+FAMILIES = {
+    "gpt2": "**.c_attn: colwise(parts=3, pad=8), **.attn.c_proj: rowwise(pad=8)",
+    "bloom": "**.query_key_value: colwise(parts=1, pad=24), **.dense: rowwise(pad=8)",
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_padded_heads_of_real_families_train(kind: str) -> None:
+    """Of a Conv1D; and of batch and heads in one dimension, with a share of ALiBi's for each."""
+    built = tiny_hf(kind, layers=1, width=24, heads=3, vocab=32, batch=2, length=4)
+    assert_trains(built, plan(FAMILIES[kind]))
 
 
 def test_state_dicts_have_true_sizes_and_go_from_mesh_to_mesh() -> None:
