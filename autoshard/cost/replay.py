@@ -10,6 +10,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from math import prod
 
 from autoshard.cost.footprint import Footprint, Step, footprint
 from autoshard.cost.memory import MOMENTS, owned_elements
@@ -150,7 +151,8 @@ class _Replay:
             self._store_bucket(bucket)
         for spec in program.params:
             if spec.is_buffer and own & set(spec.homes):
-                self._heap.make(spec.numel * spec.dtype.itemsize, PARAMETERS)
+                elements = prod(spec.local_shape(program.mesh))
+                self._heap.make(elements * spec.dtype.itemsize, PARAMETERS)
             elif spec.requires_grad and own & set(spec.homes):
                 owned = owned_elements(program, spec) * spec.dtype.itemsize
                 if spec.fqn in away:

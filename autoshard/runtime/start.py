@@ -27,11 +27,6 @@ def launched_world() -> int | None:
     return None
 
 
-def launched_rank() -> int:
-    """Return this process' rank among those that were launched, before they are connected."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
-
-
 def require_processes(mesh: Mesh, world: int | None, span: Span | None = None) -> None:
     """Refuse a mesh that has not exactly one place for each process."""
     if mesh.world_size == (world or 1):

@@ -17,7 +17,7 @@ from autoshard.cost.peak import (
     PARAMETERS,
     Peak,
 )
-from autoshard.cost.replay import peaks
+from autoshard.cost.replay import peak_of, peaks
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
 from autoshard.ir.batch import share_leaves
@@ -166,3 +166,21 @@ def test_a_ledger_counts_what_lives_and_sees_it_go() -> None:
     assert ledger.peak.total == 4 * 1500
     assert ledger.peak.sizes == {GRADIENTS: 6000}
     assert ledger.now == {GRADIENTS: d.nbytes}
+
+
+class _Scaled(torch.nn.Module):
+    """A layer that reads a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.fc(x) * self.scale).sum()
+
+
+def test_a_buffer_that_the_model_reads_counts_as_stored() -> None:
+    plan = load(Source("plan", "autoshard 1\nbatch { micro_batch_size = 2 }\n")).require()
+    program = compile_plan(_Scaled(), plan, {"x": torch.ones(2, 4)}).program
+    assert peak_of(program, 0, "adamw").sizes["parameters"] == 4 * (4 * 3 + 3 + 3)
