@@ -15,6 +15,7 @@ from autoshard.passes.localize_shapes import LocalizeShapes
 from autoshard.passes.lower_joint import LowerJoint
 from autoshard.passes.lower_schedule import LowerSchedule
 from autoshard.passes.mark_recompute import MarkRecompute
+from autoshard.passes.overlap_collectives import OverlapCollectives
 from autoshard.passes.prefetch_gathers import PrefetchGathers
 from autoshard.passes.propagate_placements import PropagatePlacements
 from autoshard.passes.release_gathers import ReleaseGathers
@@ -43,6 +44,7 @@ def default_pipeline() -> Pipeline:
             JoinGradientSums(),
             MarkRecompute(),
             SplitPhases(),
+            OverlapCollectives(),
             ShardStorage(),
             BucketCollectives(),
             SplitCollectives(),

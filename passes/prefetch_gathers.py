@@ -14,7 +14,7 @@ from torch.fx import Node
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
 from autoshard.ir.aliases import lifetime_end
-from autoshard.ir.buckets import COMPUTE_PHASES
+from autoshard.ir.buckets import COMPUTE_PHASES, gathers_of
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.program import Level, Program
 from autoshard.ops.collectives import all_gather_start
@@ -98,7 +98,7 @@ def find_gathers(function: GraphFunction) -> list[_Gather]:
     """Return the split gathers of a phase, in the order in which they start."""
     order = {node: index for index, node in enumerate(function.graph.nodes)}
     found = []
-    for node in function.graph.nodes:
+    for node in gathers_of(function).values():
         if node.target is not all_gather_start:
             continue
         (wait,) = node.users

@@ -1,8 +1,8 @@
 """Split collectives on flat buckets into a start and a wait.
 
 Asynchronous collectives as two graph nodes are XLA's and Inductor's. This pass places waits as late
-as their users allow; moving starts earlier is `prefetch-gathers`' work. Collectives over tp stay
-whole: what follows them needs their result.
+as their users allow; moving starts earlier is `prefetch-gathers`' work, and collectives of
+activations are `overlap-collectives`'.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from autoshard.ir.graph_function import ACCUMULATED, FLAT, GraphFunction
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ops import collectives as ops
-
-_STARTS = {
-    ops.all_gather: ops.all_gather_start,
-    ops.reduce_scatter: ops.reduce_scatter_start,
-    ops.all_reduce: ops.all_reduce_start,
-}
+from autoshard.passes._starts import STARTS, split
 
 
 @register
@@ -71,14 +66,8 @@ def _split(function: GraphFunction) -> None:
     order = {node: index for index, node in enumerate(function.graph.nodes)}
     for node in _collectives(function):
         first = min(node.users, key=order.__getitem__)
-        start_op = _STARTS[node.target]
-        args = node.args[:5] if start_op is ops.all_gather_start else node.args
-        with rewriter.before(node):
-            start = rewriter.call(start_op, *args, like=node)
-        with rewriter.before(first):
-            wait = rewriter.call(ops.wait, start, like=node)
+        _, wait = split(rewriter, node, first)
         order[wait] = order[first]
-        rewriter.replace(node, wait)
 
 
 def _collectives(function: GraphFunction) -> list[Node]:
@@ -87,14 +76,15 @@ def _collectives(function: GraphFunction) -> list[Node]:
     return [
         node
         for node in function.graph.nodes
-        if node.target in _STARTS
+        if node.target in STARTS
         and (uncast(node.args[0]) in buckets or node.args[0].target is ops.pack)
     ]
 
 
 def _bound_reductions(function: GraphFunction, limit: int) -> None:
     """Move waits forward so that at most ``limit`` reductions are under way."""
-    starts = [n for n in function.graph.nodes if n.target is ops.reduce_scatter_start]
+    scatters = (n for n in function.graph.nodes if n.target is ops.reduce_scatter_start)
+    starts = [n for n in scatters if n.args[0].target is ops.pack]
     for earlier, later in zip(starts, starts[limit:], strict=False):
         (wait,) = earlier.users
         packed = later.args[0]

@@ -80,7 +80,7 @@ class _Reader:
             for port, node in zip(function.inputs, function.placeholders, strict=True)
         )
         outputs = tuple(
-            (port, None if node is None or node in self._given else _storages(node)[0])
+            (port, None if node is None or node in self._given else storages(node)[0])
             for port, node in zip(function.outputs, function.results, strict=True)
         )
         return Footprint(tuple(steps), inputs, outputs)
@@ -96,7 +96,7 @@ class _Reader:
         return step
 
     def _make(self, node: Node, step: Step) -> None:
-        own = [(leaf, size) for leaf, size in _leaves(node) if _base(node) is node]
+        own = [(leaf, size) for leaf, size in leaves(node) if _base(node) is node]
         category = ACTIVATIONS
         if node.target in _GATHERS:
             category, step.needs = GATHERED, self._unpacking(node) + self._fetching(node)
@@ -144,11 +144,11 @@ class _Reader:
             if node.op == "output":
                 continue
             last = end if node in kept else dies.get(node, index)
-            for storage in _storages(node):
+            for storage in storages(node):
                 deaths[storage] = max(deaths[storage], last)
             if node.target in ops.STARTS:  # the input is being sent until the wait
                 (wait,) = node.users
-                for storage in (*_storages(node.args[0]), (node, EXTRA)):
+                for storage in (*storages(node.args[0]), (node, EXTRA)):
                     deaths[storage] = max(deaths[storage], self._order[wait])
         return deaths
 
@@ -166,14 +166,15 @@ def _base(node: Node) -> Node:
     return node
 
 
-def _storages(node: Node) -> list[Storage]:
+def storages(node: Node) -> list[Storage]:
+    """Return what holds the bytes of a node's value: one storage for each tensor of its base."""
     base = _base(node)
     if base.target is operator.getitem:
         return [(base.args[0], base.args[1])]
-    return [(base, leaf) for leaf, _ in _leaves(base)]
+    return [(base, leaf) for leaf, _ in leaves(base)]
 
 
-def _leaves(node: Node) -> list[tuple[int, int]]:
+def leaves(node: Node) -> list[tuple[int, int]]:
     """Return (place, bytes) of the tensors that a node itself allocates."""
     if node.target is operator.getitem:
         return []

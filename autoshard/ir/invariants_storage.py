@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from autoshard.diagnostics import VerifyError
 from autoshard.ir.aliases import lifetime_end
-from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, has_replicas, uncast
+from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, gathers_of, has_replicas, uncast
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
 from autoshard.ir.node_info import origin
 from autoshard.ir.params import Flat
@@ -155,10 +155,9 @@ def check_bounded(program: Program) -> None:
 
 def _check_releases(function: GraphFunction, where: str) -> None:
     order = {node: index for index, node in enumerate(function.graph.nodes)}
-    for start in function.graph.nodes:
-        if start.target is not ops.all_gather_start or uncast(start.args[0]).op != "placeholder":
+    for name, start in gathers_of(function).items():
+        if start.target is not ops.all_gather_start:
             continue
-        name = function.inputs[function.placeholders.index(uncast(start.args[0]))].name
         _check_started(start, f"{where}: `{name}`")
         (whole,) = start.users
         last = lifetime_end(whole, order)

@@ -34,7 +34,7 @@ from autoshard.testing.faults import (
 )
 
 aten = torch.ops.aten
-SUMS = (collectives.all_reduce,)
+SUMS = (collectives.all_reduce, collectives.all_reduce_start)
 FUSED_NORMS = (
     torch.ops.autoshard.add_layer_norm.default,
     torch.ops.autoshard.add_rms_norm.default,
@@ -49,13 +49,13 @@ ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 def drop_collective(program: Program) -> Iterator[Plant]:
     """Let the users of an all_reduce over tp read its partial input."""
     for rewriter, node in calls(program, SUMS):
-        yield bypass(rewriter, node, node.args[0])
+        yield lambda r=rewriter, n=node: _bypass_sum(r, n)
 
 
 def double_collective(program: Program) -> Iterator[Plant]:
     """Reduce once more what an all_reduce over tp has reduced."""
     for rewriter, node in calls(program, SUMS):
-        yield lambda r=rewriter, n=node: after(r, n, collectives.all_reduce, n.args[1])
+        yield lambda r=rewriter, n=node: after(r, _result(n), collectives.all_reduce, n.args[1])
 
 
 def wrong_axis(program: Program) -> Iterator[Plant]:
@@ -68,7 +68,7 @@ def scale_by_ranks(program: Program) -> Iterator[Plant]:
     """Average over the ranks what an all_reduce must sum: a factor 1 / tp."""
     for rewriter, node in calls(program, SUMS):
         factor = 1.0 / program.mesh.size("tp")
-        yield lambda r=rewriter, n=node, f=factor: after(r, n, aten.mul.Tensor, f)
+        yield lambda r=rewriter, n=node, f=factor: after(r, _result(n), aten.mul.Tensor, f)
 
 
 def scale_by_microbatches(program: Program) -> Iterator[Plant]:
@@ -82,7 +82,7 @@ def scale_by_microbatches(program: Program) -> Iterator[Plant]:
 
 def sum_bias_twice(program: Program) -> Iterator[Plant]:
     """Add a row-parallel bias before its all_reduce, so that every rank's copy is summed."""
-    for rewriter, node in calls(program, SUMS, ("F",)):
+    for rewriter, node in calls(program, collectives.all_reduce, ("F",)):
         for add in (u for u in node.users if u.target is aten.add.Tensor):
             bias = next((a for a in add.args if a is not node), None)
             if isinstance(bias, Node) and bias.meta["val"].dim() == 1:
@@ -91,7 +91,7 @@ def sum_bias_twice(program: Program) -> Iterator[Plant]:
 
 def reduce_maximum(program: Program) -> Iterator[Plant]:
     """Gather and take one rank's part where a sum over ranks is due."""
-    for rewriter, node in calls(program, SUMS, ("F",)):
+    for rewriter, node in calls(program, collectives.all_reduce, ("F",)):
         size = program.mesh.size("tp")
         extent = node.meta["val"].shape[-1]
         if extent % size == 0:
@@ -260,6 +260,18 @@ FAULTS = (
     Fault("draw-alike", "all ranks draw one mask for their parts", draw_alike),
     Fault("transpose-wrong", "a product's factors change places", transpose_wrong),
 )
+
+
+def _result(node: Node) -> Node:
+    """Return the node that gives a sum: the wait of one that is only started."""
+    return next(iter(node.users)) if node.target in collectives.STARTS else node
+
+
+def _bypass_sum(rewriter: Rewriter, node: Node) -> None:
+    result = _result(node)
+    rewriter.replace(result, node.args[0])
+    if result is not node:
+        rewriter.graph.erase_node(node)
 
 
 def _scale_output(function: GraphFunction, node: Node, factor: float) -> None:
