@@ -89,10 +89,7 @@ class ProcessGroups:
         if self.size(axis) == 1:
             return Ready(value.unsqueeze(0))
         if self.host is not None and value.device.type == "cpu":
-            # The gather waits for the copy alone; what is computed meanwhile waits for neither.
-            part = self.host.fetch(value)
-            with self.host.stream():
-                return self._axes[axis].all_gather(part)
+            return self._gather_from_host(value, axis, self.host)
         return self._axes[axis].all_gather(value)
 
     def reduce_scatter_start(self, value: torch.Tensor, axis: str) -> Work:
@@ -111,6 +108,19 @@ class ProcessGroups:
         """Post messages between pipeline neighbours; one Work for each."""
         assert self._messages is not None, "messages need a pipeline axis of several ranks"
         return self._messages.transfer(transfers)
+
+    def _gather_from_host(self, value: torch.Tensor, axis: str, host: HostMemory) -> Work:
+        """Gather pinned memory: the gather waits for the copy alone, the computation for neither.
+
+        The result is made on the computing stream, which reads it, and before the copy, which
+        follows all that was launched: whoever had that memory before is done with it.
+        """
+        group = self._axes[axis]
+        assert isinstance(group, NcclAxis), "only a CUDA device has memory apart from the host's"
+        out = group.room_for(value, self.device)
+        part = host.fetch(value)
+        with host.stream():
+            return group.all_gather(part, out)
 
     def _add_subsets(
         self,

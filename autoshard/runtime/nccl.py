@@ -37,10 +37,15 @@ class NcclAxis:
         started = dist.all_reduce(out, OPS[op], group=group, async_op=True)
         return self._pending(started, lambda: out, "all_reduce")
 
-    def all_gather(self, value: torch.Tensor) -> Work:
-        """Start gathering the values of all ranks on a new first dimension."""
+    def room_for(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return memory on ``device`` for the values of all ranks: (size, *shape of ``value``)."""
+        return torch.empty((self._size, *value.shape), dtype=value.dtype, device=device)
+
+    def all_gather(self, value: torch.Tensor, out: torch.Tensor | None = None) -> Work:
+        """Start gathering the values of all ranks on a new first dimension, or into ``out``."""
         value = value.contiguous()
-        out = value.new_empty((self._size, *value.shape))
+        if out is None:
+            out = self.room_for(value, value.device)
         started = all_gather_into(out, value, self._group)
         return self._pending(started, _after(out, value), "all_gather")
 

@@ -22,7 +22,7 @@ from autoshard.runtime.inductor import inductor_for
 from autoshard.runtime.link import link
 from autoshard.runtime.phases import Code, generate_code
 from autoshard.testing.assemble import agreed, assemble
-from autoshard.testing.rendezvous import Hub, Rendezvous
+from autoshard.testing.rendezvous import CPU, Hub, Rendezvous
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 Leaves = Mapping[str, torch.Tensor]
@@ -61,14 +61,15 @@ def run_lockstep(
     weights: Sequence[float] | None = None,
     seed: int = 0,
     code: Code | None = None,
+    device: torch.device = CPU,
 ) -> tuple[StepRecord, ...]:
     """Train ``len(batches)`` steps and return what each computed.
 
     ``values`` are the model's parameters and buffers by canonical name, whole. ``batches[step][d]``
     are the leaves of the local batch of data parallel rank ``d``. Without ``optimizer`` gradients
     add up from step to step, as rounds of accumulation with ``weights``. ``code`` is that of a
-    program with the same graphs, if there is one already. Raises the first error of
-    any rank; ranks that disagree, or a deadlock, are a RuntimeMismatchError.
+    program with the same graphs, if there is one already. Ranks compute on ``device``. Raises the
+    first error of any rank; ranks that disagree, or a deadlock, are a RuntimeMismatchError.
     """
     weights = weights or [1.0] * len(batches)
 
@@ -77,7 +78,7 @@ def run_lockstep(
         parameters = exe.storage.parameters
         stepper = optimizer(parameters.values()) if optimizer and parameters else None
         for index, batch in enumerate(batches):
-            leaves = batch[exe.comm.index("dp")]
+            leaves = {n: t.to(device) for n, t in batch[exe.comm.index("dp")].items()}
             parts = split_leaves(leaves, program.leaves, program.num_microbatches)
             loss = exe.step(parts, weights[index], seed=seed, index=index)
             record.losses.append(loss)
@@ -92,7 +93,7 @@ def run_lockstep(
             record.params.append({n: p.detach().clone() for n, p in parameters.items()})
         return record
 
-    executables, records = run_ranks(program, values, train, code)
+    executables, records = run_ranks(program, values, train, code, device)
     return tuple(_join(i, executables, records, max_norm) for i in range(len(batches)))
 
 
@@ -101,9 +102,10 @@ def run_ranks(
     values: Mapping[str, torch.Tensor],
     body: Callable[[Executable], object],
     code: Code | None = None,
+    device: torch.device = CPU,
 ) -> tuple[list[Executable], list]:
     """Link ``program`` for every virtual rank, run ``body`` on each in lock step; return both."""
-    inductor = inductor_for(program, torch.device("cpu"))
+    inductor = inductor_for(program, device)
     code = code or generate_code(program, inductor=inductor)
     prelude = (
         generate(program.prelude, "prelude", program.kernels)
@@ -117,13 +119,15 @@ def run_ranks(
             exe.storage.write(name, value)
         return exe, body(exe)
 
-    pairs = run_virtual(program.mesh, one)
+    pairs = run_virtual(program.mesh, one, device)
     return [exe for exe, _ in pairs], [result for _, result in pairs]
 
 
-def run_virtual(mesh: Mesh, body: Callable[[Rendezvous], object]) -> list:
+def run_virtual(
+    mesh: Mesh, body: Callable[[Rendezvous], object], device: torch.device = CPU
+) -> list:
     """Run ``body`` on every rank of ``mesh``, one thread each; return the results by rank."""
-    hub = Hub(mesh)
+    hub = Hub(mesh, device)
     results: list[object] = [None] * mesh.world_size
 
     def main(rank: int) -> None:

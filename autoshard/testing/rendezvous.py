@@ -20,6 +20,7 @@ from autoshard.ops.communicator import Work
 from autoshard.runtime.gloo import combine
 from autoshard.runtime.work import Clock, Ready, Transfer
 
+CPU = torch.device("cpu")
 Members = tuple[int, ...]
 Finish = Callable[[list[torch.Tensor], int], torch.Tensor]  # (values by member, own place)
 
@@ -42,9 +43,9 @@ class Collective:
 class Hub:
     """What all virtual ranks share."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        """Let rank 0 run first."""
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, device: torch.device = CPU) -> None:
+        """Let rank 0 run first; all compute on ``device``."""
+        self.mesh, self.device = mesh, device
         # Each rank sleeps on its own: waking all to let one go on costs N wake-ups a message.
         self._turns = [threading.Semaphore(rank == 0) for rank in range(mesh.world_size)]
         self._turn = 0
@@ -127,7 +128,7 @@ class Rendezvous:
     def __init__(self, hub: Hub, rank: int) -> None:
         """Join ``hub`` as ``rank``."""
         self._hub, self.rank, self.mesh = hub, rank, hub.mesh
-        self.device, self.host, self.clock = torch.device("cpu"), None, Clock()
+        self.device, self.host, self.clock = hub.device, None, Clock()
 
     def index(self, axis: str) -> int:
         """Return this rank's coordinate along ``axis``."""

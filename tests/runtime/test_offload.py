@@ -1,13 +1,19 @@
 """Offloaded buckets: a CPU has nothing to do, a device with memory of its own fresh copies."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 import autoshard
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
+from autoshard.mesh import Mesh
+from autoshard.runtime.comm import ProcessGroups
+from autoshard.runtime.nccl import NcclAxis
 from autoshard.runtime.offload import HostMemory
 from autoshard.runtime.storage import Storage
+from autoshard.runtime.work import Ready
 from autoshard.source import Source
 from autoshard.testing.lockstep import run_ranks
 from autoshard.testing.models import tiny_mlp
@@ -94,6 +100,41 @@ def test_only_what_the_plan_names_is_stored_apart(apart):
     assert where["offload_optimizer = cpu"]["up.weight"] == (True, False)
     assert where["offload_optimizer = cpu"]["down.bias"] == (False, False)
     assert set(where["offload_params = cpu"].values()) == {(True, True)}
+
+
+class Recorder(NcclAxis):
+    """An axis and a host memory that note what is asked of them, in order."""
+
+    def __init__(self):
+        self._size, self.done, self.copying = 2, [], False
+
+    def room_for(self, value, device):
+        self.done.append("room")
+        return super().room_for(value, device)
+
+    def fetch(self, value):
+        self.done.append("copy")
+        return value.clone()
+
+    @contextmanager
+    def stream(self):
+        self.copying = True
+        yield
+        self.copying = False
+
+    def all_gather(self, value, out=None):
+        self.done.append(f"gather, {'on' if self.copying else 'not on'} the stream of copies")
+        assert out.shape == (2, *value.shape)
+        return Ready(out)
+
+
+def test_a_gather_from_the_host_makes_its_result_before_the_copy_follows():
+    """Memory that is made behind the copy could still be read by what was launched before."""
+    groups, axis = object.__new__(ProcessGroups), Recorder()
+    groups.mesh, groups.rank, groups.device = Mesh.of(dp=2), 0, CPU
+    groups.host, groups._axes = axis, {"dp": axis}
+    groups.all_gather_start(torch.ones(4), "dp").wait()
+    assert axis.done == ["room", "copy", "gather, on the stream of copies"]
 
 
 def test_on_a_cpu_the_report_says_that_there_is_nothing_to_do():
