@@ -7,8 +7,10 @@ is divided by the operators that it calls, and put beside eager's. Actions: the 
 ranks of a pipeline; per action, the CPU time of its thread that is not generated code.
 
 Overlap can't be seen in seconds where ranks share cores with their messages. So every gather and
-reduction of ZeRO-3 is made to take at least 20 ms more, and what a rank still waits of that is
-summed: nothing of it if all is hidden. FSDP2 gets the same delay in its collectives.
+reduction of ZeRO-3 is made to take at least 20 ms, and what a rank still waits of that is summed:
+nothing of it if all is hidden. FSDP2 gets the same delay in its collectives. A wider model,
+whose units compute about as long as a collective takes, shows what depth does to a narrow one.
+Tensor parallelism is measured with and without the pass that moves its collectives.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -29,18 +33,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from tabulate import tabulate
 
+from autoshard.passes.overlap_collectives import OverlapCollectives
 from autoshard.runtime import gloo
 from autoshard.runtime.run import Run
 from autoshard.runtime.work import Pending
 from autoshard.testing.processes import run_processes
-from benchmarks.config import PLANS, ZERO, Ours, Size
+from benchmarks.config import PLANS, SHORT, Size, zero
 from benchmarks.peers import build, fsdp2
 from benchmarks.peers.ours import build_engine
 
 NARROW = Size(12, 8, 2, 64, 8, 8, 4, 1, 1)
 MIDDLE = Size(6, 128, 4, 512, 64, 8, 4, 1, 1)
 DELAY_S = 0.02
-DELAYED = ("all_gather", "reduce_scatter")
+KEPT = {"narrow": "1200KiB", "wide": "6MiB"}  # a block and the head: over the turn to backward
+DEPTHS = ("prefetch = 0", "prefetch = 1", "prefetch = 2")
+DELAYED = ("all_gather", "reduce_scatter")  # and sums over tp
 
 
 class Waits:
@@ -65,7 +72,8 @@ class Late(Pending):
 
     def wait(self) -> torch.Tensor:
         """Wait no less than the delay since it was started."""
-        if self._value is None and self._what.startswith(DELAYED):
+        is_sum = self._what.startswith("all_reduce") and "'tp'" in self._what
+        if self._value is None and (is_sum or self._what.startswith(DELAYED)):
             Waits.until(self._due)
         return super().wait()
 
@@ -84,26 +92,48 @@ class LateWorks(fsdp2.Works):
         return super().wait()
 
 
-def exposed(steps: int) -> Callable[[int], dict]:
-    """Return what each rank does: the seconds a step that are not hidden, by way of ZeRO-3."""
-    for depth in (0, 1, 2):
-        block = ZERO.format(stage=3, more=f", prefetch = {depth}")
-        PLANS[f"prefetch {depth}"] = Ours({"dp": 2}, block)
+@dataclass(frozen=True)
+class Hidden:
+    """Something to train with delayed collectives."""
+
+    size: Size
+    trainer: str  # as `benchmarks.peers.build` names it
+    is_whole: bool = False  # without `overlap-collectives`
+
+
+def exposed(steps: int, is_quick: bool) -> Callable[[int], dict]:
+    """Return what each rank does: the seconds a step that are not hidden, by what is trained."""
+    rows: dict[str, Hidden] = {}
+    for name, size in {"narrow": MIDDLE, "wide": SHORT}.items():
+        if name == "wide" and is_quick:
+            continue
+        for more in (*DEPTHS, f"prefetch = 1, keep_gathered = {KEPT[name]}"):
+            plan = f"zero 3, {more}"
+            PLANS[plan] = zero(3, more=f", {more}")
+            rows[f"{name}: {plan}"] = Hidden(size, f"ours: {plan}")
+        rows[f"{name}: fsdp2, messages"] = Hidden(size, "fsdp2, messages")
+        for kind in ("tp", "tp sp"):
+            rows[f"{name}: {kind}, moved"] = Hidden(size, f"ours: {kind}")
+            rows[f"{name}: {kind}, whole"] = Hidden(size, f"ours: {kind}", True)
 
     def body(rank: int) -> dict:
         gloo.Pending, fsdp2.Works = Late, LateWorks  # type: ignore[misc]
-        found = {}
-        for name in (*(f"ours: prefetch {n}" for n in (0, 1, 2)), "fsdp2, messages"):
-            trainer = build(name, MIDDLE)
-            trainer.step(0)
-            Waits.seconds, Waits.count = 0.0, 0
-            for number in range(steps):
-                trainer.step(number)
-            found[name] = {"exposed_ms": 1000 * Waits.seconds / steps}
-            found[name]["delayed_ms"] = 1000 * DELAY_S * Waits.count / steps
-        return found
+        return {name: _exposed(row, steps) for name, row in rows.items()}
 
     return body
+
+
+def _exposed(row: Hidden, steps: int) -> dict[str, float]:
+    with mock.patch.object(OverlapCollectives, "run") if row.is_whole else nullcontext():
+        trainer = build(row.trainer, row.size)
+    trainer.step(0)
+    Waits.seconds, Waits.count = 0.0, 0
+    for number in range(steps):
+        trainer.step(number)
+    return {
+        "exposed_ms": 1000 * Waits.seconds / steps,
+        "delayed_ms": 1000 * DELAY_S * Waits.count / steps,
+    }
 
 
 def python_time(steps: int) -> Callable[[int], dict]:
@@ -172,7 +202,12 @@ def report(found: dict) -> str:
     """Return the figures as text."""
     code, actions = found["python"], found["actions"]
     rows = [
-        [name, f"{row['delayed_ms']:.0f}", f"{row['exposed_ms']:.0f}"]
+        [
+            name,
+            f"{row['delayed_ms']:.0f}",
+            f"{row['exposed_ms']:.0f}",
+            f"{row['exposed_ms'] / row['delayed_ms']:.0%}",
+        ]
         for name, row in found["overlap"].items()
     ]
     return "\n".join(
@@ -183,7 +218,9 @@ def report(found: dict) -> str:
             f"{actions['us_per_action']:.0f} us of CPU an action beside its code,"
             f" {actions['actions']} actions a rank",
             "",
-            tabulate(rows, ["ZeRO-3", "ms injected a step", "ms exposed"], disable_numparse=True),
+            tabulate(
+                rows, ["", "ms injected a step", "ms exposed", "of that"], disable_numparse=True
+            ),
         ]
     )
 
@@ -198,7 +235,7 @@ def main() -> int:
     found = {
         "python": run_processes(1, python_time(steps), 200)[0],
         "actions": run_processes(2, action_time(steps), 200)[0],
-        "overlap": run_processes(2, exposed(max(2, steps // 4)), 400)[0],
+        "overlap": run_processes(2, exposed(max(2, steps // 4), args.quick), 400)[0],
     }
     print(json.dumps(found, indent=1) if args.json else report(found))
     return 0
