@@ -74,7 +74,7 @@ def _dropout_add_layer_norm(reader: Reader, node: Node) -> Value:
     x, input_bias, residual, weight, bias, eps, *place = node.args
     inner = reader.env[x]
     if input_bias is not None:
-        inner = reader.terms.add(inner, reader.env[input_bias])
+        inner = reader.terms.add(inner, reader.broadcast(input_bias, reader.shape(x)))
     dropped = _masked(reader, inner, x, place)
     total = reader.terms.add(dropped, reader.env[residual])
     y, mean, rstd = _normed(reader, total, weight, bias, eps)

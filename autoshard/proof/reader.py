@@ -76,9 +76,15 @@ class Reader:
             self.unread[name] = self.unread.get(name, 0) + 1
         children: list[int] = []
         attrs: list[object] = []
+        repeats = node.target in pointwise.TABLE and len(node.all_input_nodes) > 1
+        after = self.shape(node) if repeats else None
         for name, value in bound_arguments(node).items():
-            if name not in SIZES and name not in LAYOUT:
-                attrs.append((name, self._argument(value, children)))
+            if name in SIZES or name in LAYOUT:
+                continue
+            if after is not None and isinstance(value, Node):
+                children.append(self.broadcast(value, after))
+                value = "%"
+            attrs.append((name, self._argument(value, children)))
         if node.target not in pointwise.TABLE:
             attrs += [self.shapes(source) for source in node.all_input_nodes]
             attrs.append(self.shapes(node))
@@ -86,6 +92,10 @@ class Reader:
         if not isinstance(val(node), (tuple, list)):
             return number
         return tuple(self.terms.make("item", (number,), i) for i in range(len(val(node))))
+
+    def broadcast(self, node: Node, after: Shape | None) -> int:
+        """Return an operand of an elementwise operator whose result has a shape."""
+        return broadcast(self.terms, self.env[node], self.shape(node), after)
 
     def call(self, op: object, *given: object) -> int:
         """Return the term of a pointwise operator as ``generic`` reads a call of it.
@@ -119,17 +129,41 @@ class Reader:
         return self.shapes(node)[0]
 
 
+def broadcast(terms: Terms, x: int, before: Shape | None, after: Shape | None) -> int:
+    """Return a value that is repeated to a shape, told by which extents are new.
+
+    A value itself stands for one without new extents, a number for all elements, and what has one
+    element for each row for all elements of the row.
+    """
+    new = new_extents(before, after)
+    return terms.make("broadcast", (x,), new) if new else x
+
+
+def new_extents(before: Shape | None, after: Shape | None) -> tuple[object, ...]:
+    """Return the runs of kept and new extents, nothing where ``broadcast`` needs no word of it."""
+    if before is None or after is None:
+        return () if before == after else ("unknown",)
+    padded = (1,) * (len(after) - len(before)) + tuple(before)
+    runs = _runs(after, {dim for dim, extent in enumerate(padded) if extent == 1})
+    told = [is_new for is_new, _ in runs]
+    return () if told in ([], [False], [True], [False, True]) else runs
+
+
 def reduction(terms: Terms, op: str, x: int, shape: Shape | None, dims: Iterable[int]) -> int:
     """Return a reduction told by which extents go and which stay, however they are grouped."""
     if shape is None:
         return terms.make(op, (x,), None)
-    gone = set(dims)
-    runs: list[list] = []
+    return terms.make(op, (x,), _runs(shape, set(dims)))
+
+
+def _runs(shape: Shape, marked: set[int]) -> tuple[tuple[bool, int], ...]:
+    """Return whether neighbouring dims are marked, with their extent together; ones left out."""
+    runs: list[tuple[bool, int]] = []
     for dim, extent in enumerate(shape):
         if extent == 1:
             continue
-        if runs and runs[-1][0] == (dim in gone):
-            runs[-1][1] *= extent
+        if runs and runs[-1][0] == (dim in marked):
+            runs[-1] = (runs[-1][0], runs[-1][1] * extent)
         else:
-            runs.append([dim in gone, extent])
-    return terms.make(op, (x,), tuple(map(tuple, runs)))
+            runs.append((dim in marked, extent))
+    return tuple(runs)

@@ -13,7 +13,7 @@ from autoshard.ir.node_info import val
 from autoshard.ir.rules import pointwise
 from autoshard.ir.rules.call import Shape, bound_arguments
 from autoshard.ops import collectives
-from autoshard.proof.reader import Reader, Reading, Value, reduction
+from autoshard.proof.reader import Reader, Reading, Value, new_extents, reduction
 
 aten = torch.ops.aten
 
@@ -38,7 +38,8 @@ def _add(reader: Reader, node: Node) -> Value:
     if given.get("alpha", 1) != 1:
         return None
     if isinstance(other, Node):
-        return reader.terms.add(reader.env[x], reader.env[other])
+        shape = reader.shape(node)
+        return reader.terms.add(reader.broadcast(x, shape), reader.broadcast(other, shape))
     return add_number(reader, reader.env[x], other)
 
 
@@ -51,7 +52,7 @@ def add_number(reader: Reader, x: int, number: float) -> int:
 def _mul(reader: Reader, node: Node) -> Value:
     if not all(isinstance(n, Node) for n in node.args[:2]):
         return None
-    return product(reader, *(reader.env[n] for n in node.args[:2]))
+    return product(reader, *(reader.broadcast(n, reader.shape(node)) for n in node.args[:2]))
 
 
 def product(reader: Reader, a: int, b: int) -> int:
@@ -62,8 +63,10 @@ def product(reader: Reader, a: int, b: int) -> int:
 def _addmm(reader: Reader, node: Node) -> Value:
     if node.kwargs:
         return None
-    bias, x, y = (reader.env[n] for n in node.args)
-    return reader.terms.add(bias, reader.terms.make("aten.mm.default", (x, y)))
+    bias, x, y = node.args
+    added = reader.broadcast(bias, reader.shape(node))
+    x, y = reader.env[x], reader.env[y]
+    return reader.terms.add(added, reader.terms.make("aten.mm.default", (x, y)))
 
 
 def _mm(reader: Reader, node: Node) -> Value:
@@ -116,7 +119,7 @@ def expanded(reader: Reader, x: int, before: Shape | None, after: Shape | None) 
     """Return a value broadcast to a shape; the value itself where nothing is added."""
     if before is not None and after is not None and prod(before) == prod(after):
         return x
-    return reader.terms.make("expand", (x,), after)
+    return reader.terms.make("expand", (x,), after, *new_extents(before, after))
 
 
 def _reduce(reader: Reader, node: Node) -> Value:

@@ -30,7 +30,7 @@ def _forward(reader: Reader, node: Node) -> Value:
     mean = reduction(reader.terms, "mean", square, shape, _last(x))
     rstd = reader.call(aten.rsqrt.default, add_number(reader, mean, eps))
     normed = product(reader, total, rstd)
-    y = normed if weight is None else product(reader, normed, reader.env[weight])
+    y = normed if weight is None else product(reader, normed, reader.broadcast(weight, shape))
     return y, total, rstd
 
 
@@ -38,6 +38,8 @@ def _backward(reader: Reader, node: Node) -> Value:
     """``dx, dweight = add_rms_norm_backward(dy, ds, s, rstd, weight)``."""
     dy, ds, s, rstd, weight = (None if n is None else reader.env[n] for n in node.args)
     shape = reader.shape(node.args[2])
+    if weight is not None:
+        weight = reader.broadcast(node.args[4], shape)
     scaled = dy if weight is None else product(reader, dy, weight)
     through_norm = product(reader, scaled, rstd)
     through_rstd = _through_rstd(reader, product(reader, scaled, s), s, rstd, node.args[2])

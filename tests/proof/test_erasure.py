@@ -161,6 +161,31 @@ def test_shared_and_idle_parameters_have_the_gradients_of_the_plain_model() -> N
     assert erasure(made).status is Status.PROVED, erasure(made).findings
 
 
+class Scaled(nn.Module):
+    """Scales columns by one vector; samples and columns are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        """Scale the columns of x (B, 4, 4)."""
+        return self.fc(x) * self.scale.unsqueeze(0)
+
+
+def test_a_value_that_is_repeated_along_another_dim_is_seen() -> None:
+    """A view is erased, but not what it means to the operator that broadcasts it."""
+    plan = load(Source("p.plan", "autoshard 1\nmesh { dp = 2 }\nbatch { micro_batch_size = 2 }\n"))
+    made = compile_plan(
+        Scaled(), plan.require(), {"x": torch.randn(2, 4, 4)}, lambda y, batch: y.square().mean()
+    )
+    assert erasure(made).status is Status.PROVED, erasure(made).findings
+    function = made.program.stages[0].phases["F"]
+    (node,) = function.graph.find_nodes(op="call_function", target=aten.unsqueeze.default)
+    Rewriter(function, "faulty-pass").set_args(node, node.args[0], 1)
+    assert erasure(made).status is Status.WRONG
+
+
 def test_sums_are_equal_however_they_are_nested() -> None:
     terms = Terms()
     a, b, c = (terms.make(name) for name in "abc")
