@@ -15,6 +15,7 @@ from autoshard.compiler.pipeline import Pipeline
 from autoshard.diagnostics import BatchError, Diagnostic, PlacementError, Remark
 from autoshard.dsl.resolve import Resolved, resolve
 from autoshard.ir.capture import capture
+from autoshard.ir.compare import compare_with_eager
 from autoshard.ir.facts import describe
 from autoshard.ir.program import Program
 from autoshard.ir.promote import promote
@@ -78,6 +79,8 @@ def compile_plan(
         )
     else:
         program = captured.fork(resolved.mesh)
+        if compare:
+            program.compared = compare_with_eager(program, model, microbatch, loss)
     if dtype is not None:
         program = promote(program, dtype)
     program.num_microbatches = resolved.num_microbatches
@@ -105,6 +108,24 @@ def compile_plan(
     if strict:
         require_rules(program, remarks)
     return Compiled(program, resolved, tuple(remarks), kept[0] if kept else None)
+
+
+def capture_plan(
+    model: nn.Module,
+    plan: Plan,
+    batch: object,
+    loss: Callable[..., torch.Tensor] | None = None,
+    *,
+    world_size: int | None = None,
+    training: bool = True,
+) -> Program:
+    """Return the capture that ``compile_plan`` of the same arguments takes as ``captured``.
+
+    It is not compared with the eager model yet. Raises an AutoshardError.
+    """
+    resolved = resolve(plan, describe(model), world_size)
+    microbatch = first_microbatch(batch, resolved)
+    return capture(model, microbatch, loss, mesh=resolved.mesh, training=training, compare=False)
 
 
 def _is_named_rewrite(step: Pass, program: Program) -> bool:

@@ -13,9 +13,11 @@ from autoshard.cache.digest import Opaque
 from autoshard.cache.key import model_parts, program_key
 from autoshard.cache.store import Key
 from autoshard.diagnostics import PassError, VerifyError
-from autoshard.frontend import Compiled, compile_plan
+from autoshard.frontend import Compiled, capture_plan, compile_plan
 from autoshard.ir.fake_model import without_values
 from autoshard.ir.program import Program
+from autoshard.ir.save import captured_bytes
+from autoshard.ir.save_values import SaveError
 from autoshard.plan import Plan
 from autoshard.proof.static import static_rows
 from autoshard.proof.verdict import Status
@@ -51,23 +53,25 @@ class Programs:
         One rank does that for all: the ranks' programs are equal.
         """
         is_first = self._control.rank == 0
+        captured = self._capture(model, example, True)
         needs = frozenset({"compared", "proved"} if verify else {"compared"})
 
         def compile() -> Made:
-            compiled = self._compile(model, example, True, compare=is_first)
+            compiled = self._compile(model, example, captured, compare=is_first)
             proof = _proved(compiled) if verify and is_first else ()
             lines = (_capture_note(compiled.program), *proof)
             return Made(compiled.program, needs if is_first else frozenset(), lines)
 
-        return obtain(self._control, self._store, self._key(example, True), compile, needs)
+        return obtain(self._control, self._store, self._key(example, captured), compile, needs)
 
     def more(self, batch: object, training: bool) -> Program:
         """Return the program for a batch of other shapes, or for evaluation."""
+        captured = self._capture(self._twin, batch, training)
 
         def compile() -> Made:
-            return Made(self._compile(self._twin, batch, training).program)
+            return Made(self._compile(self._twin, batch, captured).program)
 
-        return obtain(self._control, self._store, self._key(batch, training), compile).program
+        return obtain(self._control, self._store, self._key(batch, captured), compile).program
 
     def graph(self, example: object, until: str, stage: int) -> GraphModule:
         """Return the graph of a stage as it is after a pass or a group; compiles on this rank."""
@@ -76,8 +80,19 @@ class Programs:
         )
         return _show(shown.program, until, stage)
 
+    def _capture(self, model: nn.Module, batch: object, training: bool) -> Program:
+        """Return this rank's own capture; if it fails on any rank, stop on all.
+
+        Every start and every rank captures: no look at a model shows all that its forward reads.
+        """
+        return self._control.together(
+            lambda: capture_plan(
+                model, self._plan, batch, self._loss, world_size=self._world, training=training
+            )
+        )
+
     def _compile(
-        self, model: nn.Module, batch: object, training: bool, compare: bool = False
+        self, model: nn.Module, batch: object, captured: Program, compare: bool = False
     ) -> Compiled:
         return compile_plan(
             model,
@@ -85,14 +100,25 @@ class Programs:
             batch,
             self._loss,
             world_size=self._world,
-            training=training,
+            training=captured.training,
             compare=compare,
+            captured=captured,
         )
 
-    def _key(self, batch: object, training: bool) -> Key | str:
+    def _key(self, batch: object, captured: Program) -> Key | str:
+        """Return the key of the program that a capture leads to, or why there is none."""
         if isinstance(self._parts, str):
             return self._parts
-        return program_key(self._label, self._parts, self._plan, batch, self._world, training)
+        try:
+            graph = captured_bytes(captured)
+            given = (self._plan, batch, self._world, captured.training)
+            return program_key(self._label, self._parts, graph, *given)
+        except SaveError as error:
+            return error.diagnostics[0].message
+        except Opaque as error:
+            return f"the batch holds {error}"
+        except Exception as error:  # as of a schedule's file that can't be read
+            return f"looking at plan and batch raised {type(error).__name__}"
 
 
 def _parts(model: nn.Module, loss: Loss | None) -> dict[str, str] | str:

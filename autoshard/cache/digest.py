@@ -1,13 +1,14 @@
 """A digest of Python objects: a model's state and the code that its forward runs.
 
-Two models of equal digests trace to equal programs. So it follows what a trace can reach:
+Two models of equal digests hardly ever trace to unlike programs. It follows what a trace reaches:
 attributes, closures, defaults, and of each function the compiled code, the globals that it names,
 and the methods that have a name which some function reads. Code of torch, of Python and of
 autoshard itself goes by its name: their versions are in the key. What is followed depends on no
 address and no order of hashing, so that another process finds the same digest.
 
 An object that can't be looked into raises Opaque: the program is then not cached, never guessed.
-Not seen: environment variables, files and clocks that a model reads while it is traced.
+Not seen: environment variables, files, names made at run time, what C holds. The captured graph,
+which is in the key beside this, shows what came of them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -42,19 +43,22 @@ def model_parts(model: nn.Module, loss: Loss | None) -> dict[str, str]:
 def program_key(
     label: str,
     parts: Mapping[str, str],
+    captured: bytes,
     plan: Plan,
     batch: object,
     world: int | None,
     training: bool,
 ) -> Key:
-    """Return the key of one program: ``parts`` of its model, the plan, a batch, and this torch.
+    """Return the key of one program: its capture, ``parts`` of its model, the plan, a batch, torch.
 
+    ``captured`` says all of the forward graph: what a model read that no part shows is in it.
     ``label`` is for people: the model's class.
     """
     found = {
         **parts,
         "plan": hash_of(to_text(plan), *_texts(plan), *_schedules(plan)),
         "batch": _batch(batch),
+        "graph": hashlib.blake2b(captured, digest_size=16).hexdigest(),
         "mode": hash_of(str(world), str(training)),
         "versions": versions(),
         "settings": _settings(),

@@ -150,11 +150,12 @@ def test_cycles_and_lists_of_modules_end():
 
 
 # the key of a program -----------------------------------------------------------------------------
-def key(plan=PLAN, batch=None, world=None, training=True, loss=None, **options):
+def key(plan=PLAN, batch=None, world=None, training=True, loss=None, graph=b"", **options):
     model, _, own = tiny_gpt(layers=1, batch=2, length=4, **options)
     parts = model_parts(model, loss or own)
     parsed = load(Source("x.plan", plan)).require()
-    return program_key("Net", parts, parsed, batch or token_batch(2, 4), world, training).parts
+    batch = batch or token_batch(2, 4)
+    return program_key("Net", parts, graph, parsed, batch, world, training).parts
 
 
 def changed(one, other):
@@ -170,6 +171,7 @@ def test_each_ingredient_changes_its_own_part_of_the_key(monkeypatch):
     assert changed(first, key(batch={**token_batch(2, 4), "scale": 2.0})) == {"batch"}
     assert changed(first, key(batch=tuple(token_batch(2, 4).values()))) == {"batch"}
     assert changed(first, key(world=2)) == changed(first, key(training=False)) == {"mode"}
+    assert changed(first, key(graph=b"another")) == {"graph"}
     assert changed(first, key(loss=lambda out, batch: out.sum())) == {"loss"}
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
     assert changed(first, key()) == {"settings"}

@@ -8,7 +8,7 @@ import torch
 
 import autoshard
 from autoshard import programs
-from autoshard.diagnostics import AutoshardError
+from autoshard.diagnostics import AutoshardError, PlacementError
 from autoshard.ir.save_values import SaveError
 from autoshard.runtime import obtain
 from autoshard.testing.models import tiny_gpt, token_batch
@@ -59,6 +59,11 @@ def depends(x):
     return x if x.sum() > 0 else -x
 
 
+def scaled(x):
+    """Compute with a number from outside."""
+    return x.repeat_interleave(19, -1) * float(os.environ["SCALE"])
+
+
 def first_run():
     """Rank 0 compiles for training and for evaluation, the other rank nothing."""
     return run(evaluates=True)
@@ -90,6 +95,23 @@ def refused_model():
     return run(patched=depends)
 
 
+def refused_by_a_pass():
+    """Rank 0 compiles, and is refused with an error of ours."""
+    with on_rank(0, programs, "compile_plan", raises(PlacementError("no rule", help="wait"))):
+        return run(dropout=0.6)
+
+
+def hidden_difference():
+    """Rank 1 reads a variable that no look at the model shows: another graph."""
+    with mock.patch.dict(os.environ, SCALE=str(1 + RANK)):
+        return run(patched=scaled)
+
+
+def refused_on_one_rank():
+    """Rank 1's model alone can't be captured."""
+    return run(patched=depends if RANK else None)
+
+
 def compiler_fails_on_rank_0():
     """Rank 0 meets what is no error of ours."""
     with on_rank(0, obtain, "to_bytes", raises(OSError("no space left"))):
@@ -109,6 +131,9 @@ SCENARIOS = [
     no_saved_form,
     other_model_on_one_rank,
     refused_model,
+    refused_by_a_pass,
+    refused_on_one_rank,
+    hidden_difference,
     compiler_fails_on_rank_0,
     unreadable_on_rank_1,
 ]

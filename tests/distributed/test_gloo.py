@@ -107,16 +107,25 @@ def test_where_nothing_can_be_shared_each_rank_compiles(compiled, scenario, why)
 
 
 def test_ranks_with_unlike_models_are_still_told_apart(compiled):
-    assert all("another program than rank" in text for text in compiled["other_model_on_one_rank"])
+    for scenario in ("other_model_on_one_rank", "hidden_difference"):
+        assert all("another program than rank" in text for text in compiled[scenario]), scenario
 
 
 def test_what_fails_on_the_compiling_rank_stops_every_rank_in_the_same_words(compiled):
-    zero, one = compiled["refused_model"]
-    assert zero.startswith("CaptureError: error[AS701]: what the model does depends on")
-    assert one == f"{zero}\n   = note: raised on rank 0, which compiles for all ranks"
+    zero, one = compiled["refused_by_a_pass"]
+    assert zero.startswith("PlacementError: error")
+    assert one == f"{zero}\n  = note: raised on rank 0, which compiles for all ranks"
     zero, one = compiled["compiler_fails_on_rank_0"]
     assert "no space left" in zero
     assert one.startswith("RuntimeMismatchError: error: rank 0 can't go on: OSError: no space left")
+
+
+def test_each_rank_captures_and_one_that_is_refused_stops_all(compiled):
+    refused = "CaptureError: error[AS701]: what the model does depends on"
+    assert all(text.startswith(refused) for text in compiled["refused_model"])
+    zero, one = compiled["refused_on_one_rank"]
+    assert "rank 1 can't go on: what the model does depends on" in zero
+    assert one.startswith(refused)
 
 
 def test_a_rank_that_can_not_read_what_it_was_sent_stops_all(compiled):

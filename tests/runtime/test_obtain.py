@@ -1,11 +1,20 @@
 """Programs out of the cache train as compiled ones do, bit by bit; bad entries are made again."""
 
+import contextvars
+import os
+import sys
+from array import array
+
 import pytest
 import torch
 
 import autoshard
 from autoshard import programs
 from autoshard.diagnostics import CaptureError
+from autoshard.ir.capture import capture
+from autoshard.ir.save import captured_bytes
+from autoshard.ir.save_values import SaveError
+from autoshard.mesh import Mesh
 from autoshard.testing.models import tiny_gpt, token_batch
 
 PLAN = "autoshard 1\nbatch { micro_batch_size = 2, num_microbatches = 2 }\nzero { stage = 1 }\n"
@@ -97,7 +106,7 @@ def start(cache, plan=PLAN, dropout=0.1, **options):
 
 def test_another_dropout_or_plan_is_a_miss_that_says_so(folder):
     place, _ = folder
-    assert "(changed since the nearest entry: model)" in start(place, dropout=0.2)
+    assert "(changed since the nearest entry: model, graph)" in start(place, dropout=0.2)
     plan = PLAN.replace("stage = 1", "stage = 0")
     assert "(changed since the nearest entry: plan)" in start(place, plan=plan)
 
@@ -127,3 +136,73 @@ def test_a_model_that_is_refused_leaves_no_entry(tmp_path):
     with pytest.raises(CaptureError, match="hook"):
         autoshard.parallelize(model, PLAN, example=example, loss=loss, cache=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+CONTEXT = contextvars.ContextVar("by", default=1.0)
+ARRAY = array("d", [1.0])
+
+
+def hidden(name):
+    """Return a number in ways that no look at the code that reads it shows."""
+    if name == "array":
+        return ARRAY[0]
+    if name == "context":
+        return CONTEXT.get()
+    if name == "environment":
+        return float(os.environ["AUTOSHARD_TEST_BY"])
+    return getattr(sys.modules[__name__], "CHOSEN")  # noqa: B009 - by a name made at run time
+
+
+CHOSEN = 1.0
+
+
+def tell(name, by, monkeypatch):
+    """Let ``hidden`` return another number."""
+    if name == "array":
+        ARRAY[0] = by
+    elif name == "context":
+        CONTEXT.set(by)
+    elif name == "environment":
+        monkeypatch.setenv("AUTOSHARD_TEST_BY", str(by))
+    else:
+        monkeypatch.setattr(sys.modules[__name__], "CHOSEN", by)
+
+
+def small(folder, forward):
+    """Return the cache's line, and the loss, of a layer and what ``forward`` makes of it."""
+    torch.manual_seed(0)
+    plan, x = "autoshard 1\nbatch { micro_batch_size = 2 }\n", torch.ones(2, 4)
+    model = torch.nn.Linear(4, 4)
+    options = {"loss": lambda out, batch: forward(out).sum(), "cache": folder}
+    engine = autoshard.parallelize(model, plan, example=(x,), **options)
+    return line(engine.report()), engine.forward_backward((x,)).item()
+
+
+@pytest.mark.parametrize("name", ["array", "context", "environment", "getattr"])
+def test_what_no_look_at_code_shows_is_a_miss_all_the_same(name, tmp_path, monkeypatch):
+    def forward(x):
+        return x * hidden(name)
+
+    tell(name, 1.0, monkeypatch)
+    _, before = small(tmp_path, forward)
+    assert small(tmp_path, forward)[0].startswith("hit")
+    tell(name, 2.0, monkeypatch)
+    said, after = small(tmp_path, forward)
+    assert said.startswith("miss (changed since the nearest entry: graph)")
+    assert after == pytest.approx(2 * before)
+
+
+def test_an_operator_of_another_library_keeps_its_program_out_of_the_cache(tmp_path):
+    with torch.library._scoped_library("breaker", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        program = captured(lambda x: torch.ops.breaker.twice(x))
+        with pytest.raises(SaveError, match=r"`breaker\.twice\.default` is a library's operator"):
+            captured_bytes(program)
+
+
+def captured(forward):
+    """Return the evaluating capture of a layer and what ``forward`` makes of it."""
+    x = torch.ones(2, 4)
+    options = {"mesh": Mesh.of(), "training": False, "compare": False}
+    return capture(torch.nn.Linear(4, 4), (x,), lambda out, batch: forward(out).sum(), **options)
