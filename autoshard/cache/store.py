@@ -97,14 +97,16 @@ class Store:
             return Found(None, f"not used: {distrust}")
         entry, wrong = _parse(raw, key)
         if entry is None:
-            path.unlink(missing_ok=True)
+            self.drop(key)
             return Found(None, f"the entry was {wrong} and is made again")
-        os.utime(path)
+        with suppress(OSError):  # in a folder that is only to be read, or removed meanwhile
+            os.utime(path)
         return Found(entry)
 
     def drop(self, key: Key) -> None:
-        """Remove an entry that turned out to be of no use."""
-        self._path(key).unlink(missing_ok=True)
+        """Remove an entry that turned out to be of no use, where that may be done."""
+        with suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
 
     def keep(self, key: Key, facts: Mapping[str, object], payload: bytes) -> str:
         """Write an entry, whole or not at all; return why it could not be, "" when it was."""
@@ -154,7 +156,7 @@ class Store:
         return len(sizes), sum(sizes.values())
 
     def _files(self) -> Iterator[Path]:
-        return self.folder.glob(f"*{_SUFFIX}")
+        return (path for path in self.folder.glob(f"*{_SUFFIX}") if not path.is_dir())
 
     def _path(self, key: Key) -> Path:
         label = "".join(c if c.isalnum() else "_" for c in key.label)
@@ -208,10 +210,10 @@ def _parse(raw: bytes, key: Key) -> tuple[Entry | None, str]:
 def _head(line: bytes) -> dict | None:
     try:
         head = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested without end
         return None
     good = isinstance(head, dict) and head.get("format") == FORMAT
-    return head if good and isinstance(head.get("facts"), dict) else None
+    return head if good and all(isinstance(head.get(n), dict) for n in ("facts", "parts")) else None
 
 
 def _sum(head: dict, payload: bytes) -> str:

@@ -70,7 +70,10 @@ DAMAGE = {
     "of 2047 bytes, not 2048 as written": (_cut,),
     "of 2049 bytes, not 2048 as written": (_longer,),
     "damaged (its checksum differs)": (_flipped, _facts),
-    "no saved program": (_foreign, _format, lambda raw: b"", lambda raw: b"{}\n" + raw),
+    "no saved program": (
+        *(_foreign, _format, lambda raw: b"", lambda raw: b"{}\n" + raw, lambda raw: b"[" * 10**5),
+        lambda raw: raw.replace(b'"parts"', b'"other"'),
+    ),
     "another program's": (_other_key,),
 }
 
@@ -101,6 +104,31 @@ def test_what_others_may_write_to_is_not_used(store, what):
     found = store.find(KEY)
     assert found.entry is None
     assert f"others may write to `{place}`" in found.note
+
+
+def test_what_is_no_entry_beside_it_disturbs_neither_a_miss_nor_clearing(store):
+    (store.folder / "Net-x.program").mkdir()
+    for number, parts in enumerate(("[1]", "null", "7")):
+        head = (
+            f'{{"format": "autoshard program 1", "facts": {{}}, "label": "Net", "parts": {parts}}}'
+        )
+        (store.folder / f"Net-{number}.program").write_text(head)
+    found = store.find(Key("Net", {"model": "a", "plan": "c"}))
+    assert (found.entry, found.note) == (None, "changed since the nearest entry: plan")
+    assert store.clear()[0] == 4
+
+
+def test_a_bad_entry_that_may_not_be_removed_stops_nothing(store, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    path = only_file(store)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert store.find(KEY).entry is not None
+    path.write_bytes(b"harmed")
+    monkeypatch.setattr(type(path), "unlink", refuse)
+    assert "is made again" in store.find(KEY).note
+    assert path.exists()
 
 
 def test_a_folder_that_can_not_be_written_stops_nothing(tmp_path):
