@@ -124,6 +124,8 @@ class Inference:
             self._carry_readings(node, choice)
         if self._is_made_local(node, choice):
             return info(node).placement(self.axis.name)
+        if self._may_be_made_local(node, choice):
+            self.readings[node] = (REPLICATE, *map(Shard, choice.uniform))
         return choice.outs[0] if count == 1 else choice.outs
 
     def _is_made_local(self, node: Node, choice: Choice) -> bool:
@@ -135,6 +137,11 @@ class Inference:
         recorded = info(node).placement(self.axis.name)
         is_split = isinstance(recorded, Shard) and not self.axis.is_data
         return is_split and recorded.dim in choice.uniform
+
+    def _may_be_made_local(self, node: Node, choice: Choice) -> bool:
+        """Tell whether backward made a constant that nothing is recorded of: its readers tell."""
+        is_local = self.axis.scale > 1 and not self.axis.is_data and info(node).phase == "B"
+        return is_local and choice.outs == (REPLICATE,) and bool(choice.uniform)
 
     def _reread(
         self, node: Node, readings_of: Callable[[Node, Node], tuple[Placement, ...]]

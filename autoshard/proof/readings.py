@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from math import prod
 from struct import pack, unpack
 
@@ -16,6 +17,8 @@ from autoshard.ops import collectives
 from autoshard.proof.reader import Reader, Reading, Value, new_extents, reduction
 
 aten = torch.ops.aten
+MEANS = (aten.mean.default, aten.mean.dim)
+TIMES = "times"
 
 
 def _first(reader: Reader, node: Node) -> Value:
@@ -50,9 +53,25 @@ def add_number(reader: Reader, x: int, number: float) -> int:
 
 
 def _mul(reader: Reader, node: Node) -> Value:
-    if not all(isinstance(n, Node) for n in node.args[:2]):
+    x, other = node.args[:2]
+    if isinstance(other, float | int):
+        return times(reader, reader.env[x], other)
+    if not all(isinstance(n, Node) for n in (x, other)):
         return None
     return product(reader, *(reader.broadcast(n, reader.shape(node)) for n in node.args[:2]))
+
+
+def _divide(reader: Reader, node: Node) -> Value:
+    """A division by a number is a multiplication by one over it."""
+    x, number = node.args[:2]
+    if not isinstance(number, float | int) or number == 0:
+        return None
+    return times(reader, reader.env[x], 1.0 / number)
+
+
+def times(reader: Reader, x: int, number: float) -> int:
+    """Return ``x`` scaled by a number."""
+    return reader.terms.make(TIMES, (x,), float(number))
 
 
 def product(reader: Reader, a: int, b: int) -> int:
@@ -116,9 +135,15 @@ def _expand(reader: Reader, node: Node) -> Value:
 
 
 def expanded(reader: Reader, x: int, before: Shape | None, after: Shape | None) -> int:
-    """Return a value broadcast to a shape; the value itself where nothing is added."""
+    """Return a value broadcast to a shape; the value itself where nothing is added.
+
+    What was scaled before is scaled after: one spelling for the gradient of a mean.
+    """
     if before is not None and after is not None and prod(before) == prod(after):
         return x
+    made = reader.terms.made[x]
+    if made.op == TIMES:
+        return times(reader, expanded(reader, made.children[0], before, after), *made.attrs)
     return reader.terms.make("expand", (x,), after, *new_extents(before, after))
 
 
@@ -129,8 +154,17 @@ def _reduce(reader: Reader, node: Node) -> Value:
     dims = given.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
     gone = {d % max(rank, 1) for d in dims} if dims else set(range(rank))
-    name = str(node.target).split(".")[1]
-    return reduction(reader.terms, name, _first(reader, node), shape, gone)
+    total = reduction(reader.terms, "sum", _first(reader, node), shape, gone)
+    if node.target not in MEANS:
+        return total
+    return mean(reader, total, shape, gone)
+
+
+def mean(reader: Reader, total: int, shape: Shape | None, gone: Iterable[int]) -> int:
+    """Return the mean over dims ``gone`` of a value of a shape whose sum over them is ``total``."""
+    if shape is None:
+        return reader.terms.make("mean", (total,))
+    return times(reader, total, 1.0 / max(prod(shape[dim] for dim in gone), 1))
 
 
 def _slice(reader: Reader, node: Node) -> Value:
@@ -224,6 +258,9 @@ TABLE: dict[object, Reading] = {
     aten.add.Tensor: _add,
     aten.add.Scalar: _add,
     aten.mul.Tensor: _mul,
+    aten.mul.Scalar: _mul,
+    aten.div.Tensor: _divide,
+    aten.div.Scalar: _divide,
     aten.addmm.default: _addmm,
     aten.mm.default: _mm,
     aten.t.default: _permute,

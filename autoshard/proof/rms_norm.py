@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from autoshard.ops import add_rms_norm as _add_rms_norm  # noqa: F401  (registers the op)
 from autoshard.proof.reader import Reader, Reading, Value, reduction
-from autoshard.proof.readings import add_number, expanded, product
+from autoshard.proof.readings import add_number, expanded, mean, product, times
 
 aten = torch.ops.aten
 RMS_NORM = "fused add and RMSNorm"
@@ -27,8 +27,9 @@ def _forward(reader: Reader, node: Node) -> Value:
     total = reader.terms.add(reader.env[x], reader.env[residual])
     shape = reader.shape(x)
     square = reader.call(aten.pow.Tensor_Scalar, total, 2)
-    mean = reduction(reader.terms, "mean", square, shape, _last(x))
-    rstd = reader.call(aten.rsqrt.default, add_number(reader, mean, eps))
+    total_square = reduction(reader.terms, "sum", square, shape, _last(x))
+    mean_square = mean(reader, total_square, shape, _last(x))
+    rstd = reader.call(aten.rsqrt.default, add_number(reader, mean_square, eps))
     normed = product(reader, total, rstd)
     y = normed if weight is None else product(reader, normed, reader.broadcast(weight, shape))
     return y, total, rstd
@@ -55,12 +56,12 @@ def _through_rstd(reader: Reader, product_with_s: int, s: int, rstd: int, like: 
     """Return the gradient that reaches s by way of its mean square."""
     shape = reader.shape(like)
     total = reduction(reader.terms, "sum", product_with_s, shape, _last(like))
-    halved = reader.call(aten.mul.Scalar, total, -0.5)
+    halved = times(reader, total, -0.5)
     of_mean = product(reader, halved, reader.call(aten.pow.Tensor_Scalar, rstd, 3))
     row = None if shape is None else (*shape[:-1], 1)
     wide = expanded(reader, of_mean, row, shape)
-    of_square = reader.call(aten.div.Scalar, wide, like.meta["val"].shape[-1])
-    slope = reader.call(aten.mul.Scalar, reader.call(aten.pow.Tensor_Scalar, s, 1.0), 2.0)
+    of_square = times(reader, wide, 1.0 / like.meta["val"].shape[-1])
+    slope = times(reader, reader.call(aten.pow.Tensor_Scalar, s, 1.0), 2.0)
     return product(reader, of_square, slope)
 
 

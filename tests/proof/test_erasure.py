@@ -20,6 +20,7 @@ from autoshard.source import Source
 from autoshard.testing.models import tiny_gpt, tiny_hf
 from autoshard.testing.mutants import named
 from autoshard.testing.plans import Layout, plan_text
+from tests.bank.models import rows
 
 aten = torch.ops.aten
 WHOLE = Layout(dp=2, pp=2, tp=2, zero=3, microbatches=2)
@@ -66,6 +67,39 @@ def test_what_is_left_is_the_plain_model(family: str, layout: Layout) -> None:
     assert "results are the plain model's joint graph" in row.summary
 
 
+class Split(nn.Module):
+    """Ends with an output that stays split: its mean loss is taken over parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x)
+
+
+def mean_over_parts() -> Compiled:
+    model, batch, loss = rows(Split())
+    text = "autoshard 1\nmesh { tp = 2 }\nbatch { micro_batch_size = 4 }\ntensor { up: colwise }\n"
+    return compile_plan(model, load(Source("p.plan", text)).require(), batch, loss)
+
+
+def test_the_mean_of_a_split_output_is_that_of_the_whole() -> None:
+    made = mean_over_parts()
+    types, row, _ = static_rows(made.program, made.plain)
+    assert types.status is Status.PROVED, "\n".join(types.findings)
+    assert row.status is Status.PROVED, "\n".join(row.findings)
+
+
+@pytest.mark.parametrize("phase", ["F", "I"])
+def test_a_mean_that_counts_one_rank_s_part_is_seen(phase: str) -> None:
+    made = mean_over_parts()
+    nodes = made.program.stages[0].phases[phase].graph.nodes
+    (scale,) = (n for n in nodes if n.target is aten.mul.Tensor and n.args[1] == 1 / 32)
+    scale.update_arg(1, 1 / 16)
+    assert erasure(made).status is Status.WRONG
+
+
 def test_named_rewrites_are_told() -> None:
     summary = erasure(compiled()).summary
     assert "fused bias, dropout, add and LayerNorm" in summary
@@ -97,7 +131,7 @@ def test_a_scaled_gradient_is_shown_on_both_sides_with_its_places() -> None:
     assert row.status is Status.WRONG
     text = row.findings[0]
     assert text.startswith("gradient of '") and "is not the plain model's" in text
-    assert "compiled: mul.Tensor(item(" in text and "in stage 0, I, h.0.ln_1 (" in text
+    assert "compiled: times(item(" in text and "in stage 0, I, h.0.ln_1 (" in text
     assert "last changed by faulty-pass" in text
     assert "plain:    item(layer_norm_backward(" in text and "in plain model," in text
 
