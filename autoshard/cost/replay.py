@@ -34,14 +34,14 @@ from autoshard.ir.graph_function import (
     GraphFunction,
     Port,
 )
-from autoshard.ir.program import Bucket, Program
+from autoshard.ir.messages import CARRIES, boundaries, inbox, left_of
+from autoshard.ir.program import PER_MICROBATCH, Bucket, Program
 from autoshard.ops.communicator import IN_FLIGHT
 from autoshard.schedule import Action, Kind
 from autoshard.schedule.action import RECVS, SENDS
+from autoshard.schedule.posting import posted
 
 Key = Hashable
-PER_MICROBATCH = ("F", "I", "W")
-_OUTGOING = {Kind.SEND_F: BOUNDARY, Kind.SEND_B: TANGENT}
 
 
 def peaks(program: Program, optimizer: str = "adamw", *, has_host: bool = True) -> tuple[Peak, ...]:
@@ -100,6 +100,10 @@ class _Heap:
             self._total -= held[0]
             del self._held[key]
 
+    def size(self, key: Key) -> int:
+        """Return its bytes."""
+        return self._held[key][0]
+
     def call(self, key: Key, category: str) -> None:
         """Count it as something else."""
         held = self._held[key]
@@ -123,6 +127,9 @@ class _Replay:
         self._fetched = frozenset(bucket.name for bucket in self._away if bucket.is_fetched)
         self._host = 0  # bytes that offloading holds in host memory
         self._heap = _Heap()
+        self._inbox = inbox(program, self._row)
+        self._buffers: list[Key] = []
+        self._boundaries = boundaries(program)
         self._values: dict[tuple[int, int], dict[Port, Key]] = {}
         self._outgoing: dict[tuple[str, int, int], list[Key]] = {}
         self._sending: dict[tuple[Kind, int], deque[list[Key]]] = {}
@@ -138,7 +145,7 @@ class _Replay:
         for stage in self._stages:
             if stage not in scheduled:
                 self._unshard(stage)
-        for action in self._row:
+        for action in (action for step in posted(self._row) for action in step):
             self._heap.action = str(action)
             self._carry_out(action)
         return replace(self._heap.peak, host=self._host)
@@ -149,6 +156,8 @@ class _Replay:
         away = {fqn for bucket in self._away for fqn in bucket.fqns}
         for bucket in self._buckets.values():
             self._store_bucket(bucket)
+        for value in self._inbox.buffers:
+            self._buffers.append(self._heap.make(value.nbytes, COMMUNICATION))
         for spec in program.params:
             if spec.is_buffer and own & set(spec.homes):
                 elements = prod(spec.local_shape(program.mesh))
@@ -207,7 +216,14 @@ class _Replay:
                 if port not in last:
                     self._heap.keep(bound[storage])
         for port, key in self._run(stage, phase, bound):
-            self._output(port, key, stage, number)
+            self._output(port, self._apart(key), stage, number)
+
+    def _apart(self, key: Key) -> Key:
+        """Copy what lies in a buffer: the next message overwrites it."""
+        if key not in self._buffers:
+            return key
+        self._heap.drop(key)
+        return self._heap.make(self._heap.size(key), ACTIVATIONS, "clone")
 
     def _run(self, stage: int, phase: str, bound: dict) -> list[tuple[Port, Key]]:
         """Run a graph's steps; return what comes out, which the caller holds now."""
@@ -274,27 +290,18 @@ class _Replay:
         sent = self._sending.setdefault((action.kind, action.stage), deque())
         while len(sent) > IN_FLIGHT:
             self._drop_all(sent.popleft())
-        place = (_OUTGOING[action.kind], action.stage, action.microbatch or 0)
+        place = (CARRIES[action.kind], action.stage, action.microbatch or 0)
         keys = self._outgoing.pop(place, [])
         for key in keys:
             self._heap.call(key, COMMUNICATION)
         sent.append(keys)
 
     def _receive(self, action: Action) -> None:
-        stage, number = action.stage, action.microbatch or 0
-        held = self._values.setdefault((stage, number), {})
-        wanted = BOUNDARY if action.kind is Kind.RECV_F else TANGENT
-        phases = self._phases(stage)
-        inputs = [item for f in phases for item in self._footprint(f).inputs]
-        made = self._made_by(action.peer_stage)
-        for port, _, nbytes in inputs:
-            if port.kind == wanted and port not in held and port in made:
-                held[port] = self._heap.make(nbytes, COMMUNICATION, "receive")
-
-    def _made_by(self, stage: int) -> set[Port]:
-        functions = self._phases(stage)
-        pairs = (zip(f.outputs, f.results, strict=True) for f in functions)
-        return {port for found in pairs for port, node in found if node is not None}
+        held = self._values.setdefault((action.stage, action.microbatch or 0), {})
+        values = self._boundaries[left_of(action)].carried(action)
+        for value, place in zip(values, self._inbox.places[action], strict=True):
+            key = held[Port(CARRIES[action.kind], value.name)] = self._buffers[place]
+            self._heap.keep(key)
 
     # storage ------------------------------------------------------------------------------------
     def _unshard(self, stage: int) -> None:

@@ -9,11 +9,9 @@ from torch.fx import Node
 
 from autoshard.ir.communication import node_traffic
 from autoshard.ir.graph_function import BOUNDARY, TANGENT, GraphFunction
-from autoshard.ir.program import Program, Stage
+from autoshard.ir.program import PER_MICROBATCH, Program, Stage
 from autoshard.ops.library import Traffic
 from autoshard.schedule.action import Kind
-
-PER_MICROBATCH = ("F", "I", "W")
 
 
 @dataclass(frozen=True)

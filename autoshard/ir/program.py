@@ -14,6 +14,7 @@ from autoshard.ir.precision import Precision
 from autoshard.mesh import Mesh
 from autoshard.schedule import Schedule
 
+PER_MICROBATCH = ("F", "I", "W")  # phases, in the order in which they run
 PHASES = ("F", "I", "W", "U", "R")  # forward, input gradient, weight gradient, unshard, reduce
 
 

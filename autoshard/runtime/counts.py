@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -28,7 +28,7 @@ PHASES = {
 def count_step(
     program: Program,
     messages: Messages,
-    groups: Iterable[Sequence[Action]],
+    actions: Iterable[Action],
     gathered_first: Iterable[int],
 ) -> dict[str, int]:
     """Return actions, launches, copies, collectives and messages of a training step.
@@ -40,7 +40,7 @@ def count_step(
     counts: Counter[str] = Counter(actions=0, launches=0, copies=0, collectives=0, messages=0)
     for stage in gathered_first:
         counts.update(_of_phase(program.stages[stage].phases.get("U")))
-    for action in (action for group in groups for action in group):
+    for action in actions:
         counts["actions"] += 1
         if action.kind in SENDS or action.kind in RECVS:
             counts["messages"] += len(messages.values(action))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from autoshard.ir.buckets import unreached_parameters
 from autoshard.ir.graph_function import LOSS, NORMALIZER, OUTPUT, PARAM, RNG, Port
 from autoshard.ir.node_info import val
-from autoshard.ir.program import Program
+from autoshard.ir.program import PER_MICROBATCH, Program
 from autoshard.runtime.codegen import Compiled
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.counts import count_step
@@ -19,35 +18,16 @@ from autoshard.runtime.device import to_device
 from autoshard.runtime.layout import scheduled
 from autoshard.runtime.loss_scale import LossScaler
 from autoshard.runtime.messages import Messages
-from autoshard.runtime.phases import PER_MICROBATCH, Code, Phase
+from autoshard.runtime.phases import Code, Phase
 from autoshard.runtime.prelude import Prelude
 from autoshard.runtime.run import Run
+from autoshard.runtime.steps import prepare
 from autoshard.runtime.storage import Storage
 from autoshard.runtime.trace import Done
-from autoshard.schedule import Action, Kind
-from autoshard.schedule.action import RECVS, SENDS
+from autoshard.runtime.wiring import Wiring
+from autoshard.schedule import Kind
 
 Leaves = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a phase is given: parameters that never move, and what each call looks up."""
-
-    fixed: list[torch.Tensor | None]  # by place; None where it moves
-    moving: tuple[tuple[int, Port, bool], ...]  # (place, port, whether this is its last reader)
-
-    @classmethod
-    def of(cls, phase: Phase, storage: Storage) -> Inputs:
-        """Look up once what can't change from step to step."""
-        fixed: list[torch.Tensor | None] = []
-        moving = []
-        for place, port in enumerate(phase.inputs):
-            stays = port.kind == PARAM and storage.is_fixed(port.name)
-            fixed.append(storage.param(port.name) if stays else None)
-            if not stays:
-                moving.append((place, port, port in phase.last))
-        return cls(fixed, tuple(moving))
 
 
 class Executable:
@@ -65,20 +45,20 @@ class Executable:
         """Bind what ``runtime.link`` prepared; ``notes`` are lines for the report."""
         self.notes = notes
         self.program, self.comm, self.storage, self.code = program, comm, storage, code
-        self.messages = Messages(program, comm.device)
+        rank = comm.index("pp")
+        self.messages = Messages(program, comm.device, rank)
         self.constants = {n: v.to(comm.device) for n, v in program.constants.items()}
-        self.actions = _grouped(scheduled(program).ranks[comm.index("pp")])
         self.trace: tuple[Done, ...] = ()  # of the last step
         self.unreached = unreached_parameters(program)
         scheduled_gathers = _stages_with(program, Kind.UNSHARD)
         self.gathered_first = sorted(set(storage.stages) - scheduled_gathers)
         self.reads = _ports_read(code, storage.stages)
-        self.inputs = {
-            (stage, name): Inputs.of(code[stage, name], storage)
-            for stage in storage.stages
-            for name in PER_MICROBATCH
-            if (stage, name) in code
+        self.wirings = {
+            (stage, name): Wiring(program.stages[stage], name, phases, storage, self.constants)
+            for stage, phases in ((stage, _phases(code, stage)) for stage in storage.stages)
+            for name in phases
         }
+        self.steps = tuple(prepare(self, scheduled(program).ranks[rank]))
         self.readers = _readers(storage, self.reads)
         self.last_stage = len(program.stages) - 1
         needs_count = any(self._reads(stage, NORMALIZER) for stage in storage.stages)
@@ -100,7 +80,7 @@ class Executable:
             scaler = self.storage.scaler
             scale = scaler.scale if scaler else 1.0
             run.seed_backward(weight * scale)
-            run.actions(self.actions)
+            run.actions()
             if scaler is None or self._keeps(scaler, run):
                 run.gradients.attach(1.0 / scale)
             else:
@@ -115,7 +95,7 @@ class Executable:
         """Run the forward actions; return the global loss, or outputs joined over micro-batches."""
         with torch.no_grad():
             run = self._start(microbatches, 0, 0)
-            run.actions(self.actions)
+            run.actions()
             if self._last_ports(LOSS):
                 return self.share_loss(run.losses)
             return self._share_outputs(run.outputs)
@@ -150,7 +130,8 @@ class Executable:
     @cached_property
     def counts(self) -> dict[str, int]:
         """Return actions, launches, copies, collectives and messages of one step."""
-        return count_step(self.program, self.messages, self.actions, self.gathered_first)
+        actions = [action for step in self.steps for action in step.actions]
+        return count_step(self.program, self.messages, actions, self.gathered_first)
 
     @property
     def _last_rank(self) -> int:
@@ -182,10 +163,15 @@ def _stages_with(program: Program, kind: Kind) -> frozenset[int]:
     return frozenset(a.stage for row in rows for a in row if a.kind is kind)
 
 
+def _phases(code: Code, stage: int) -> dict[str, Phase]:
+    """Return a stage's micro-batch phases, in the order in which they run."""
+    return {name: code[stage, name] for name in PER_MICROBATCH if (stage, name) in code}
+
+
 def _ports_read(code: Code, stages: Sequence[int]) -> frozenset[tuple[int, Port]]:
     """Return what the micro-batch phases of a rank's stages take in: (stage, port)."""
-    phases = ((stage, code.get((stage, name))) for stage in stages for name in PER_MICROBATCH)
-    return frozenset((stage, port) for stage, phase in phases if phase for port in phase.inputs)
+    phases = ((stage, phase) for stage in stages for phase in _phases(code, stage).values())
+    return frozenset((stage, port) for stage, phase in phases for port in phase.inputs)
 
 
 def _readers(storage: Storage, reads: frozenset[tuple[int, Port]]) -> dict[str, frozenset[int]]:
@@ -197,18 +183,6 @@ def _readers(storage: Storage, reads: frozenset[tuple[int, Port]]) -> dict[str, 
         if slot is not None and layout.buckets[slot.bucket].axis is not None:
             found.setdefault(slot.bucket, set()).add(stage)
     return {bucket: frozenset(stages) for bucket, stages in found.items()}
-
-
-def _grouped(row: Sequence[Action]) -> tuple[tuple[Action, ...], ...]:
-    """Return the actions; transfers that stand side by side are one group."""
-    moves = SENDS | RECVS
-    groups: list[list[Action]] = []
-    for action in row:
-        if groups and action.kind in moves and groups[-1][0].kind in moves:
-            groups[-1].append(action)
-        else:
-            groups.append([action])
-    return tuple(map(tuple, groups))
 
 
 def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -30,12 +30,12 @@ from autoshard.cost.peak import (
     Peak,
 )
 from autoshard.ir.graph_function import FLAT_GRAD, FULL, FULL_GRAD, Port
-from autoshard.ir.program import Bucket
+from autoshard.ir.program import PER_MICROBATCH, Bucket
 from autoshard.ops.communicator import Work
 from autoshard.runtime.comm import Transport
 from autoshard.runtime.executor import Executable
 from autoshard.runtime.offload import HostMemory
-from autoshard.runtime.phases import PER_MICROBATCH, Phase
+from autoshard.runtime.phases import Phase
 from autoshard.runtime.storage import Storage
 from autoshard.runtime.work import Transfer
 
@@ -149,6 +149,7 @@ def measured(executables: Iterable[Executable], ledger: Ledger) -> Iterator[None
     """Let a ledger count the steps of executables of one rank, by category and action."""
     kept = [(exe, exe.comm, exe.code, exe.storage.host) for exe in executables]
     for exe, comm, code, host in kept:
+        ledger.hold(exe.messages.buffers, COMMUNICATION)
         exe.comm = _Watched(comm, ledger)  # type: ignore[assignment]
         if host is not None:
             exe.storage.host = _WatchedHost(host, ledger)  # type: ignore[assignment]
@@ -171,8 +172,9 @@ def _watch(phase: Phase, key: tuple[int, str], exe: Executable, ledger: Ledger) 
         ledger.action = f"{key[0]}{key[1]}{number if key[1] in PER_MICROBATCH else ''}"
         with ledger.counting(ACTIVATIONS):
             results = phase.call(comm, args, *[_counted(f, ledger) for f in give])
-        for port, value in zip(phase.outputs, results, strict=True):
-            if value is not None:
+        received = exe.messages.in_buffers(results)  # these stay what they are
+        for place, (port, value) in enumerate(zip(phase.outputs, results, strict=True)):
+            if value is not None and place not in received:
                 ledger.hold([value], _category(port, buckets))
         return results
 

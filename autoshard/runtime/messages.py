@@ -1,39 +1,21 @@
-"""Boundary values between stages as messages: their names, shapes and tags are known beforehand."""
+"""The messages of one rank: buffers, tags and peers are settled when a program is linked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from autoshard.diagnostics import InternalError
-from autoshard.ir.graph_function import BOUNDARY, TANGENT, GraphFunction, Port
-from autoshard.ir.node_info import val
+from autoshard.ir.graph_function import Port
+from autoshard.ir.messages import CARRIES, Value, boundaries, inbox, left_of
 from autoshard.ir.program import Program
 from autoshard.runtime.layout import scheduled
 from autoshard.runtime.work import Transfer
 from autoshard.schedule import Action, Kind
-from autoshard.schedule.action import SENDS
+from autoshard.schedule.action import RECVS
 
 MAX_VALUES = 1 << 10  # values on one boundary
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value that crosses a boundary."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What stage ``left`` sends to ``left + 1`` per micro-batch, and the gradients sent back."""
-
-    left: int
-    forward: tuple[Value, ...]
-    backward: tuple[Value, ...]  # only those that the right stage computes
 
 
 def microbatch_of(action: Action) -> int:
@@ -42,76 +24,61 @@ def microbatch_of(action: Action) -> int:
     return action.microbatch
 
 
-def boundaries(program: Program) -> tuple[Boundary, ...]:
-    """Return the boundary after each stage but the last; both sides must agree on its values."""
-    stages = program.stages
-    return tuple(_boundary(program, left) for left in range(len(stages) - 1))
+@dataclass(frozen=True)
+class Letter:
+    """One value of a SEND or RECV: the port it belongs to, and what is known beforehand."""
 
+    port: Port
+    peer: int  # coordinate along pp
+    tag: int
 
-def _boundary(program: Program, left: int) -> Boundary:
-    giver, taker = program.stages[left].phases, program.stages[left + 1].phases
-    given = {name for name, node in giver["F"].named_results(BOUNDARY).items() if node is not None}
-    taken = taker["F"].named(BOUNDARY)
-    if given != set(taken):
-        odd = sorted(given ^ set(taken))
-        raise InternalError(f"stages {left} and {left + 1} disagree on what crosses: {odd}")
-    return Boundary(left, _values(taken), _tangents(giver, taker))
-
-
-def _tangents(
-    giver: dict[str, GraphFunction], taker: dict[str, GraphFunction]
-) -> tuple[Value, ...]:
-    """Return the gradients that the right stage computes and the left one reads."""
-    if "I" not in taker or "I" not in giver:
-        return ()
-    read = {port for name in ("I", "W") if name in giver for port in giver[name].inputs}
-    results = taker["I"].named_results(TANGENT)
-    computed = {name: node for name, node in results.items() if node is not None}
-    return _values({n: node for n, node in computed.items() if Port(TANGENT, n) in read})
-
-
-def _values(nodes: dict) -> tuple[Value, ...]:
-    fakes = {name: val(node) for name, node in sorted(nodes.items())}
-    return tuple(Value(name, tuple(fake.shape), fake.dtype) for name, fake in fakes.items())
+    def send(self, value: torch.Tensor) -> Transfer:
+        """Return the transfer of a value."""
+        return Transfer(True, value.contiguous(), "pp", self.peer, self.tag)
 
 
 class Messages:
-    """Makes the transfers of one rank's SEND and RECV actions."""
+    """What a rank sends, and the buffers that it receives in."""
 
-    def __init__(self, program: Program, device: torch.device) -> None:
-        """Read the boundaries off the stages' graphs."""
-        self._boundaries = boundaries(program)
-        self._stage_to_rank = scheduled(program).stage_to_rank
-        self._microbatches, self._device = program.num_microbatches, device
+    def __init__(self, program: Program, device: torch.device, rank: int) -> None:
+        """Allocate the buffers of pipeline coordinate ``rank``, for all steps to come."""
+        schedule = scheduled(program)
+        row = schedule.ranks[rank]
+        box = inbox(program, row)
+        self.buffers = [torch.empty(b.shape, dtype=b.dtype, device=device) for b in box.buffers]
+        self._boundaries, self._microbatches = boundaries(program), program.num_microbatches
+        self._stage_to_rank = schedule.stage_to_rank
+        self.receives: Mapping[Action, tuple[tuple[Port, Transfer], ...]] = {
+            action: self._receive(action, box.places[action])
+            for action in row
+            if action.kind in RECVS
+        }
+        self._places = {buffer.data_ptr() for buffer in self.buffers if buffer.numel()}
 
     def values(self, action: Action) -> tuple[Value, ...]:
         """Return what the action sends or receives, in order."""
+        return self._boundaries[left_of(action)].carried(action)
+
+    def letters(self, action: Action) -> tuple[Letter, ...]:
+        """Return the messages of a SEND or RECV action, in order."""
         is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
-        left = min(action.stage, action.peer_stage)
-        boundary = self._boundaries[left]
-        return boundary.forward if is_forward else boundary.backward
+        place = left_of(action) * self._microbatches + microbatch_of(action)
+        tag = (place * 2 + is_forward) * MAX_VALUES
+        peer, kind = self._stage_to_rank[action.peer_stage], CARRIES[action.kind]
+        names = (value.name for value in self.values(action))
+        return tuple(Letter(Port(kind, name), peer, tag + i) for i, name in enumerate(names))
 
-    def send(self, action: Action, tensors: dict[str, torch.Tensor]) -> dict[str, Transfer]:
-        """Return the transfers of a SEND action by value name."""
-        names = [value.name for value in self.values(action)]
-        return {
-            name: self._transfer(action, i, tensors[name].contiguous())
-            for i, name in enumerate(names)
-        }
+    def in_buffers(self, results: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+        """Return which results lie in a buffer, whose next message would overwrite them."""
+        return tuple(
+            place
+            for place, value in enumerate(results)
+            if value is not None and value.untyped_storage().data_ptr() in self._places
+        )
 
-    def receive(self, action: Action) -> dict[str, Transfer]:
-        """Return the transfers of a RECV action by value name; buffers are new."""
-        return {
-            value.name: self._transfer(action, i, self._buffer(value))
-            for i, value in enumerate(self.values(action))
-        }
-
-    def _buffer(self, value: Value) -> torch.Tensor:
-        return torch.empty(value.shape, dtype=value.dtype, device=self._device)
-
-    def _transfer(self, action: Action, place: int, tensor: torch.Tensor) -> Transfer:
-        is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
-        left = min(action.stage, action.peer_stage)
-        tag = ((left * self._microbatches + microbatch_of(action)) * 2 + is_forward) * MAX_VALUES
-        peer = self._stage_to_rank[action.peer_stage]
-        return Transfer(action.kind in SENDS, tensor, "pp", peer, tag + place)
+    def _receive(self, action: Action, places: Sequence[int]) -> tuple[tuple[Port, Transfer], ...]:
+        pairs = zip(self.letters(action), places, strict=True)
+        return tuple(
+            (letter.port, Transfer(False, self.buffers[place], "pp", letter.peer, letter.tag))
+            for letter, place in pairs
+        )

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from autoshard.ir.graph_function import (
     BOUNDARY,
+    GRAD,
     SAVED,
     TANGENT,
     GraphFunction,
     Port,
 )
-from autoshard.ir.program import Program, Stage
+from autoshard.ir.lifetimes import lifetimes
+from autoshard.ir.program import PER_MICROBATCH, Program, Stage
 from autoshard.runtime.codegen import Compiled, generate
 from autoshard.runtime.inductor import Inductor
 
-PER_MICROBATCH = ("F", "I", "W")  # in the order in which they run
 KEPT = frozenset({SAVED, BOUNDARY, TANGENT})  # kinds that live from one action to another
 
 
@@ -29,6 +30,7 @@ class Phase:
     call: Compiled
     last: frozenset[Port]  # inputs that no later phase of the micro-batch reads
     gives: bool  # takes a function that it gives its gradients to
+    returned: frozenset[int]  # places of the outputs that have a value when it returns
 
 
 Code = dict[tuple[int, str], Phase]  # (stage, phase) -> its function
@@ -55,8 +57,19 @@ def _stage_phases(stage: Stage, kernels: str, inductor: Inductor | None) -> dict
         call = generate(body, f"stage{stage.index}_{name}", kernels)
         last = _last_reads(stage.phases, name)
         ports = function.inputs, function.outputs
-        phases[name] = Phase(*ports, call, last, function.makes_gradients)
+        phases[name] = Phase(*ports, call, last, function.makes_gradients, _returned(body))
     return phases
+
+
+def _returned(function: GraphFunction) -> frozenset[int]:
+    """Return the places of outputs but those without a value and gradients given away before."""
+    pairs = zip(function.outputs, function.results, strict=True)
+    handed = lifetimes(function).handed
+    return frozenset(
+        place
+        for place, (port, node) in enumerate(pairs)
+        if node is not None and not (port.kind == GRAD and node in handed)
+    )
 
 
 def _last_reads(phases: dict[str, GraphFunction], name: str) -> frozenset[Port]:

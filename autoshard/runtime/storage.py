@@ -94,6 +94,8 @@ class Storage:
             if b.on_host and b.read_dtype != b.dtype
         }
         self.gathered: dict[str, torch.Tensor] = {}
+        self.live: dict[str, torch.Tensor] = {}  # parameters of gathered buckets, as views
+        self.version = 0  # changes with what stays at one place otherwise
         self.buffers: dict[str, torch.Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {
             fqn: nn.Parameter(self.stored_view(slot), requires_grad=slot.spec.requires_grad)
@@ -109,22 +111,41 @@ class Storage:
         if fqn in self._views:
             return self._views[fqn]
         slot = self.layout.slots[fqn]
-        if self._is_gathered(slot.bucket):
-            return view(self.gathered[slot.bucket], slot)
-        if self.host is not None and self.layout.buckets[slot.bucket].on_host:
-            return view(self.host.copy_of(slot.bucket), slot)
+        if not self.is_fixed(fqn):
+            return self.live[fqn]
         self._views[fqn] = view(self.stored[slot.bucket], slot)
         return self._views[fqn]
 
+    def gather(self, name: str, whole: torch.Tensor) -> None:
+        """Take the whole of a bucket, until it is released."""
+        self.gathered[name] = whole
+        self.live |= self.whole[name].views(whole)
+
+    def release(self, name: str) -> None:
+        """Let go of the whole of a bucket."""
+        if self.gathered.pop(name, None) is not None:
+            for fqn, _, _ in self.whole[name].places:
+                del self.live[fqn]
+
+    def arrive(self, name: str) -> None:
+        """Make sure that a bucket which lies on the host is on the device, until ``clear``."""
+        if name not in self.gathered:
+            self.gather(name, self.flat(name))
+
+    def clear(self) -> None:
+        """Let go of all that a step gathered."""
+        self.gathered.clear()
+        self.live.clear()
+
     def is_fixed(self, fqn: str) -> bool:
         """Tell whether a parameter is computed with as it is stored, always at one place."""
-        name = self.layout.slots[fqn].bucket
-        moves = self.host is not None and self.layout.buckets[name].on_host
-        return not moves and not self._is_gathered(name)
+        bucket = self.layout.buckets[self.layout.slots[fqn].bucket]
+        is_gathered = bucket.axis is not None or bucket.read_dtype != bucket.dtype
+        return not is_gathered and not self.is_sent(bucket.name)
 
-    def _is_gathered(self, name: str) -> bool:
-        bucket = self.layout.buckets[name]
-        return bucket.axis is not None or bucket.read_dtype != bucket.dtype
+    def is_sent(self, name: str) -> bool:
+        """Tell whether a bucket is copied from the host to the device in each step."""
+        return self.host is not None and self.layout.buckets[name].on_host
 
     @property
     def away(self) -> tuple[str, ...]:
@@ -142,8 +163,7 @@ class Storage:
 
     def flat(self, name: str) -> torch.Tensor:
         """Return a stored bucket for phases to gather: on the device, but for fetched ones."""
-        bucket = self.layout.buckets[name]
-        if self.host is None or not bucket.on_host or bucket.is_fetched:
+        if self.host is None or not self.is_sent(name) or self.layout.buckets[name].is_fetched:
             return self._flat(name)
         return self.host.copy_of(name)
 
@@ -191,6 +211,7 @@ class Storage:
         if spec.is_buffer or not spec.homes:
             self.buffers[fqn] = value.detach().to(self.device, copy=True)
             self._views.pop(fqn, None)
+            self.version += 1
         if fqn not in self.layout.slots:
             return
         slot = self.layout.slots[fqn]

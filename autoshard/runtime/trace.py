@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoshard.schedule import Action
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """One action, or transfers posted together, with its times in seconds on the rank's clock."""
 
     actions: tuple[Action, ...]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -24,8 +24,7 @@ class Ready:
         return self.value
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """One message between neighbours: send ``value``, or receive into it."""
 
     is_send: bool
@@ -82,14 +81,48 @@ class Pending:
         return value
 
 
+class Delivery:
+    """One message under way: made for each transfer, so it does no more than it must."""
+
+    __slots__ = ("_clock", "_item", "_started")
+
+    def __init__(self, started: Started, item: Transfer, clock: Clock) -> None:
+        """Hold the operation, and with it what is sent or received into."""
+        self._started: Started | None = started
+        self._item, self._clock = item, clock
+
+    def wait(self) -> torch.Tensor:
+        """Block until the message is delivered and return its value."""
+        if self._started is not None:
+            begin = time.perf_counter()
+            try:
+                self._started.wait()
+            except RuntimeError as error:
+                raise lost(describe(self._item), error) from error
+            self._clock.seconds += time.perf_counter() - begin
+            self._started = None
+        return self._item.value
+
+
+def describe(item: Transfer) -> str:
+    """Return a message in words."""
+    kind = "send to" if item.is_send else "receive from"
+    return f"{kind} {item.peer} of {list(item.value.shape)} over axis '{item.axis}'"
+
+
+def lost(what: str, error: RuntimeError) -> CommunicationError:
+    """Return the error that says which operation failed: a backend only gives a bare reason."""
+    reason = (str(error).splitlines() or ["no reason given"])[0]
+    return CommunicationError(
+        f"{what} failed: {reason}",
+        help="another rank stopped or hangs: its own message names the cause",
+    )
+
+
 @contextmanager
 def named(what: str) -> Iterator[None]:
     """Say which operation it was when a backend fails: it only raises a bare RuntimeError."""
     try:
         yield
     except RuntimeError as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise CommunicationError(
-            f"{what} failed: {reason}",
-            help="another rank stopped or hangs: its own message names the cause",
-        ) from error
+        raise lost(what, error) from error

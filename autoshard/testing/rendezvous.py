@@ -129,6 +129,7 @@ class Rendezvous:
         """Join ``hub`` as ``rank``."""
         self._hub, self.rank, self.mesh = hub, rank, hub.mesh
         self.device, self.host, self.clock = hub.device, None, Clock()
+        self._awaited: set[int] = set()  # buffers of messages under way
 
     def index(self, axis: str) -> int:
         """Return this rank's coordinate along ``axis``."""
@@ -175,13 +176,20 @@ class Rendezvous:
 
     def _send(self, item: Transfer) -> Work:
         peer = self.mesh.group(self.rank, item.axis)[item.peer]
-        self._hub.mail[self.rank, peer, item.tag].append(item.value.clone())
-        return Ready(item.value)
+        copy = item.value.clone()
+        self._hub.mail[self.rank, peer, item.tag].append(copy)
+        return _Sending(self.rank, peer, item.value, copy)
 
     def _receive(self, item: Transfer) -> Work:
         peer = self.mesh.group(self.rank, item.axis)[item.peer]
+        place = item.value.data_ptr()
+        if place and place in self._awaited:
+            raise RuntimeMismatchError(
+                f"rank {self.rank} awaits two messages in one buffer, the second from rank {peer}"
+            )
+        self._awaited.add(place)
         _poison(item.value)
-        return _Receiving(self._hub, self.rank, peer, item)
+        return _Receiving(self._hub, self.rank, peer, item, self._awaited)
 
     def _start(
         self,
@@ -240,11 +248,29 @@ class _Collecting:
             )
 
 
+@dataclass(frozen=True)
+class _Sending:
+    """A message under way: what it is read from must stay as it is."""
+
+    rank: int
+    peer: int
+    value: torch.Tensor
+    copy: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        if not torch.equal(torch.nan_to_num(self.value), torch.nan_to_num(self.copy)):
+            raise RuntimeMismatchError(
+                f"rank {self.rank} changed what it sends to rank {self.peer} before it was sent"
+            )
+        return self.value
+
+
 class _Receiving:
     """A message that is expected."""
 
-    def __init__(self, hub: Hub, rank: int, peer: int, item: Transfer) -> None:
+    def __init__(self, hub: Hub, rank: int, peer: int, item: Transfer, awaited: set[int]) -> None:
         self._hub, self._rank, self._peer, self._item = hub, rank, peer, item
+        self._awaited = awaited
         self._is_done = False
 
     def wait(self) -> torch.Tensor:
@@ -256,6 +282,7 @@ class _Receiving:
             sent = box.popleft()
             self._check(sent)
             self._item.value.copy_(sent)
+            self._awaited.discard(self._item.value.data_ptr())
             self._is_done = True
         return self._item.value
 

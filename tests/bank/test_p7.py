@@ -1,9 +1,12 @@
 """P7: a value that skips a stage is handed on by the stage between."""
 
+import pytest
 import torch
 
+from autoshard.diagnostics import RuntimeMismatchError
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import BOUNDARY, TANGENT
+from autoshard.runtime.messages import Messages
 from tests.bank.equal import assert_equal, double, finding, read
 from tests.bank.models import SkipToy, rows
 
@@ -40,3 +43,9 @@ def test_a_gradient_that_is_not_handed_on_would_be_seen() -> None:
         return double(program, 1, "I", lambda node: node is arriving)
 
     assert finding(skip_toy(), PLAN, fault) == "grad a.weight"
+
+
+def test_a_value_handed_on_from_the_buffer_it_came_in_would_be_seen(monkeypatch) -> None:
+    monkeypatch.setattr(Messages, "in_buffers", lambda self, results: ())
+    with pytest.raises(RuntimeMismatchError, match="rank 1 changed what it sends to rank 2"):
+        assert_equal(skip_toy(), PLAN)

@@ -11,6 +11,7 @@ from autoshard.runtime.batch import split_leaves
 from autoshard.runtime.comm import ProcessGroups
 from autoshard.runtime.link import link
 from autoshard.schedule import SCHEDULES
+from autoshard.schedule.posting import posted
 from autoshard.testing.delays import Delayed
 from autoshard.testing.pipelines import Cell, local_batches, schedule_cell, values_of
 from autoshard.testing.processes import run_processes
@@ -51,7 +52,7 @@ def rows(cell):
     """Return what each rank of the world should do, as text."""
     program, _ = schedule_cell(cell)
     ranks = [program.schedule.ranks[program.mesh.index(rank, "pp")] for rank in range(WORLD)]
-    return [[str(action) for action in row] for row in ranks]
+    return [[str(action) for step in posted(row) for action in step] for row in ranks]
 
 
 if __name__ == "__main__":
