@@ -41,14 +41,18 @@ def info(node: Node) -> NodeInfo:
 
 
 def origin(node: Node, path: str | None = None) -> str:
-    """Return where a node comes from: module, user line, plan line, the last pass that changed it.
+    """Return where a node comes from: module, user line, plan line, the passes that changed it.
 
-    ``path`` is another module that the node stands for.
+    Passes come last one first: any of them may be wrong. ``path`` is another module that the node
+    stands for.
     """
     record = info(node)
     places = [record.source or "no source"]
     places += [f"plan line {record.span.line}"] if record.span else []
-    places += [f"last changed by {record.passes[-1]}"] if record.passes else []
+    if record.passes:
+        last, *earlier = dict.fromkeys(reversed(record.passes))
+        before = f", before by {', '.join(earlier)}" if earlier else ""
+        places.append(f"last changed by {last}{before}")
     return f"{(record.path if path is None else path) or 'model'} ({', '.join(places)})"
 
 
