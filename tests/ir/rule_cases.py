@@ -54,6 +54,19 @@ def same(shape: tuple) -> torch.Tensor:
     return f(*shape)
 
 
+def odd(shape: tuple) -> torch.Tensor:
+    """Return numbers some of which are zero, infinite or none: what few operators tell apart."""
+    value, kind = f(*shape), ints(5, *shape)
+    for place, other in enumerate((0.0, float("inf"), float("nan"))):
+        value = value.masked_fill(kind == place, other)
+    return value
+
+
+def coarse(shape: tuple) -> torch.Tensor:
+    """Return small whole numbers as floats, many of them equal."""
+    return ints(3, *shape).double()
+
+
 def positive(shape: tuple) -> torch.Tensor:
     return f(*shape).abs() + 0.1
 
@@ -70,6 +83,11 @@ def flag(shape: tuple) -> torch.Tensor:
     return flags(*shape)
 
 
+def few(shape: tuple) -> torch.Tensor:
+    """Return rows of flags, each all set, all unset or mixed."""
+    return (ints(3, *shape[:-1], 1) + flags(*shape)) > 1
+
+
 def last(shape: tuple) -> torch.Tensor:
     """Return a row that broadcasts over the other dims."""
     return f(shape[-1])
@@ -79,16 +97,18 @@ POINTWISE = {
     **on(
         "neg.default relu.default gelu.default silu.default tanh.default sigmoid.default"
         " exp.default sin.default cos.default erf.default abs.default sgn.default square.default"
-        " clone.default logical_not.default isnan.default leaky_relu.default elu.default"
+        " clone.default leaky_relu.default elu.default"
         " softplus.default hardswish.default mish.default ceil.default floor.default round.default"
         " atan.default celu.default cosh.default erfc.default exp2.default expm1.default"
-        " hardsigmoid.default hardtanh.default isfinite.default isinf.default log_sigmoid.default"
-        " nan_to_num.default relu6.default selu.default sign.default sinh.default"
+        " hardsigmoid.default hardtanh.default log_sigmoid.default relu6.default selu.default sign.default sinh.default"
         " softshrink.default tan.default trunc.default hardshrink.default sinc.default"
         " special_expit.default contiguous.default alias.default detach.default"
         " lift_fresh_copy.default positive.default _to_copy.default zeros_like.default"
         " ones_like.default empty_like.default log_sigmoid_forward.default",
         same,
+    ),
+    **on(
+        "logical_not.default isnan.default isinf.default isfinite.default nan_to_num.default", odd
     ),
     **on(
         "log.default log10.default log1p.default log2.default sqrt.default rsqrt.default"
@@ -98,19 +118,22 @@ POINTWISE = {
     **on("acos.default asin.default logit.default", inside),
     **on(
         "add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default lt.Tensor"
-        " le.Tensor gt.Tensor ge.Tensor eq.Tensor ne.Tensor atan2.default fmod.Tensor"
+        " le.Tensor gt.Tensor ge.Tensor atan2.default fmod.Tensor"
         " remainder.Tensor rsub.Tensor min.other max.other logaddexp.default hypot.default"
         " copy.default floor_divide.default clamp_min.Tensor clamp_max.Tensor",
         same,
         last,
     ),
     **on(
-        "add.Scalar sub.Scalar mul.Scalar div.Scalar rsub.Scalar eq.Scalar ne.Scalar lt.Scalar"
+        "add.Scalar sub.Scalar mul.Scalar div.Scalar rsub.Scalar lt.Scalar"
         " le.Scalar gt.Scalar ge.Scalar fmod.Scalar remainder.Scalar clamp_max.default"
-        " clamp_min.default fill.Scalar full_like.default pow.Tensor_Scalar",
+        " fill.Scalar full_like.default pow.Tensor_Scalar",
         same,
         2.0,
     ),
+    **on("clamp_min.default", same, 0.1),
+    **on("eq.Tensor ne.Tensor", coarse, lambda s: coarse(s[-1:])),
+    **on("eq.Scalar ne.Scalar", coarse, 2.0),
     **on("pow.Tensor_Tensor xlogy.Tensor", positive, same),
     **on("pow.Scalar", 2.0, same),
     **on("clamp.default clip.default threshold.default", same, -0.5, 0.5),
@@ -187,9 +210,11 @@ REDUCTIONS: dict[str, Case] = {
     ),
     **on("sum.dim_IntList mean.dim amax.default amin.default", same, [-1], True),
     **on("sum.dim_IntList var.dim std.dim var_mean.dim logsumexp.default", same, [-1]),
-    **on("any.dims all.dims count_nonzero.dim_IntList", flag, [-1]),
+    **on("any.dim all.dim", few, -1),
+    **on("any.dims all.dims", few, [-1]),
+    **on("count_nonzero.dim_IntList", flag, [-1]),
     **on(
-        "max.dim min.dim argmax.default argmin.default median.dim any.dim all.dim prod.dim_int"
+        "max.dim min.dim argmax.default argmin.default median.dim prod.dim_int"
         " softmax.int log_softmax.int _safe_softmax.default cumsum.default cumprod.default"
         " logcumsumexp.default sort.default argsort.default glu.default cummax.default"
         " cummin.default",
@@ -306,7 +331,7 @@ LOOKUPS: dict[str, Case] = {
     ),
     "scatter": lambda: (aten.scatter.src, f(4, 8), 1, permutations(4, 8), f(4, 8)),
     "scatter of a part": lambda: (aten.scatter.src, f(8, 8), 1, permutations(4, 8), f(4, 16)),
-    "scatter of a number": lambda: (aten.scatter.value, f(4, 8), 1, permutations(4, 8), 2.0),
+    "scatter of a number": lambda: (aten.scatter.value, f(4, 8), 1, permutations(4, 8)[:, :4], 2.0),
     "scatter add": lambda: (aten.scatter_add.default, f(4, 8), 1, ints(8, 4, 4), f(4, 4)),
     "scatter add to zeros": lambda: (
         aten.scatter_add.default, zeros(4, 8), 0, ints(4, 4, 8), f(4, 8)

@@ -70,7 +70,7 @@ LOSSES: dict[str, Case] = {
     **loss("l1_loss.default", rows, rows),
     **loss("smooth_l1_loss.default", rows, rows),
     **loss("huber_loss.default", rows, rows),
-    **loss("kl_div.default", rows, rows),
+    **loss("kl_div.default", rows, chances),
     **loss("binary_cross_entropy.default", chances, chances, weights),
     **loss("binary_cross_entropy_with_logits.default", rows, chances, weights, weights),
     **loss("margin_ranking_loss.default", rows, rows, rows, lambda: 0.5),
