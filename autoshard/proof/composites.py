@@ -7,6 +7,7 @@ they compute the same numbers is tested operator by operator; here it is assumed
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import torch
 from torch.fx import Node
@@ -26,15 +27,17 @@ aten = torch.ops.aten
 def _layer_norm(reader: Reader, node: Node) -> Value:
     given = bound_arguments(node)
     x, weight, bias = (given.get(name) for name in ("input", "weight", "bias"))
-    return _normed(reader, reader.env[x], weight, bias, given["eps"])
+    extent = prod(given["normalized_shape"])
+    return _normed(reader, reader.env[x], weight, bias, given["eps"], extent)
 
 
 def _normed(
-    reader: Reader, x: int, weight: Node | None, bias: Node | None, eps: float
+    reader: Reader, x: int, weight: Node | None, bias: Node | None, eps: float, extent: int
 ) -> tuple[int, ...]:
+    """Return a norm's results; a row is ``extent`` elements, which no rank has a part of."""
     held = [reader.env[n] for n in (weight, bias) if n is not None]
     given = (weight is not None, bias is not None)
-    norm = reader.terms.make("layer_norm", (x, *held), given, eps)
+    norm = reader.terms.make("layer_norm", (x, *held), given, eps, extent)
     return tuple(reader.terms.make("item", (norm,), i) for i in range(3))
 
 
@@ -42,11 +45,11 @@ def _layer_norm_backward(reader: Reader, node: Node) -> Value:
     given = bound_arguments(node)
     names = ("grad_out", "input", "mean", "rstd", "weight")
     held = [reader.env[given[name]] for name in names if given[name] is not None]
-    return _norm_gradients(reader, held)
+    return _norm_gradients(reader, held, prod(given["normalized_shape"]))
 
 
-def _norm_gradients(reader: Reader, held: Iterable[int]) -> tuple[int, ...]:
-    norm = reader.terms.make("layer_norm_backward", held)
+def _norm_gradients(reader: Reader, held: Iterable[int], extent: int) -> tuple[int, ...]:
+    norm = reader.terms.make("layer_norm_backward", held, extent)
     return tuple(reader.terms.make("item", (norm,), i) for i in range(3))
 
 
@@ -55,14 +58,14 @@ def _read_add_layer_norm(reader: Reader, node: Node) -> Value:
     reader.used.add("fused add and LayerNorm")
     x, residual, weight, bias, eps = node.args
     total = reader.terms.add(reader.env[x], reader.env[residual])
-    y, mean, rstd = _normed(reader, total, weight, bias, eps)
+    y, mean, rstd = _normed(reader, total, weight, bias, eps, val(x).shape[-1])
     return y, total, mean, rstd
 
 
 def _add_layer_norm_backward(reader: Reader, node: Node) -> Value:
     dy, ds, s, mean, rstd, weight = node.args[:6]
     held = [reader.env[n] for n in (dy, s, mean, rstd, weight) if n is not None]
-    dx, *rest = _norm_gradients(reader, held)
+    dx, *rest = _norm_gradients(reader, held, val(s).shape[-1])
     if ds is not None:
         dx = reader.terms.add(dx, reader.env[ds])
     return dx, *rest
@@ -77,14 +80,14 @@ def _dropout_add_layer_norm(reader: Reader, node: Node) -> Value:
         inner = reader.terms.add(inner, reader.broadcast(input_bias, reader.shape(x)))
     dropped = _masked(reader, inner, x, place)
     total = reader.terms.add(dropped, reader.env[residual])
-    y, mean, rstd = _normed(reader, total, weight, bias, eps)
+    y, mean, rstd = _normed(reader, total, weight, bias, eps, val(x).shape[-1])
     return y, total, mean, rstd
 
 
 def _dropout_add_layer_norm_backward(reader: Reader, node: Node) -> Value:
     dy, ds, s, mean, rstd, weight, _, has_input_bias, *place = node.args
     held = [reader.env[n] for n in (dy, s, mean, rstd, weight) if n is not None]
-    total, dweight, dbias = _norm_gradients(reader, held)
+    total, dweight, dbias = _norm_gradients(reader, held, val(s).shape[-1])
     if ds is not None:
         total = reader.terms.add(total, reader.env[ds])
     dx = _masked(reader, total, s, place)

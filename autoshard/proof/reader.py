@@ -18,8 +18,7 @@ Value = int | tuple[int, ...] | None
 Reading = Callable[["Reader", Node], Value]
 # Arguments that are sizes: the global shape of the result says the same.
 _SIZES = """
-    size shape sizes split_sizes split_size input_sizes self_size output_size normalized_shape
-    num_weights repeats
+    size shape sizes split_sizes split_size input_sizes self_size output_size num_weights repeats
 """
 SIZES = frozenset(_SIZES.split())
 # What says how numbers are held or laid out, not which ones.

@@ -177,7 +177,7 @@ def _slice(reader: Reader, node: Node) -> Value:
         return reader.env[part]
     start, end, step, factor = _start_end(reader, node, dim, start, end, given["step"])
     is_whole = start == 0 and end == extent * factor and step == 1
-    if is_whole or _cuts_padding(source, start, end):
+    if is_whole or _cuts_padding(reader, source, dim, start, end):
         return _first(reader, node)
     shapes = reader.shape(source), reader.shape(node)
     return reader.terms.make("slice", (_first(reader, node),), dim, start, end, step, *shapes)
@@ -205,11 +205,18 @@ def _start_end(
     return start * factor, end * factor, step, factor
 
 
-def _cuts_padding(source: Node, start: int, end: int) -> bool:
-    """Tell whether a slice takes the real part of what was gathered with its padding."""
-    is_gather = source.target in (collectives.all_gather, collectives.all_gather_start)
-    blocks = source.args[2] if is_gather else ()
-    return bool(blocks) and start == 0 and end < sum(blocks) == max(val(source).shape)
+def _cuts_padding(reader: Reader, source: Node, dim: int, start: int, end: int) -> bool:
+    """Tell whether a slice takes the real part of what was gathered with its padding.
+
+    The global shape of what is gathered has no padding, so it says where the real part ends.
+    """
+    if source.target not in (collectives.all_gather, collectives.all_gather_start):
+        return False
+    part, gathered, blocks = source.args[:3]
+    real = reader.shape(part)
+    if real is None or dim != gathered % len(real):
+        return False
+    return start == 0 and end == real[dim] < sum(blocks) == val(source).shape[dim]
 
 
 def _scatter_back(reader: Reader, node: Node) -> Value:

@@ -166,18 +166,18 @@ def _nll(reader: Reader, node: Node) -> Value:
     count = _valid(reader, t, ignored, shape)
     if reduce == MEAN:
         total = reader.call(aten.div.Tensor, total, count)
-    return total, reader.terms.make("unused", (total,))
+    return total, count
 
 
 def _nll_backward(reader: Reader, node: Node) -> Value:
     """Keep what ``_log_softmax_backward_data`` needs to become the gradient of a cross entropy."""
-    grad, x, target, weight, reduce, ignored, _ = node.args
+    grad, x, target, weight, reduce, ignored, count = node.args
     logits = _logits(reader, reader.env[x])
     if logits is None or weight is not None:
         return None
     shape, g, t = reader.shape(target), reader.env[grad], reader.env[target]
     if reduce == MEAN:
-        g = reader.call(aten.div.Tensor, g, _valid(reader, t, ignored, shape))
+        g = reader.call(aten.div.Tensor, g, reader.env[count])
     if reduce != NONE and prod(shape) != 1:
         g = expanded(reader, g, (), shape)
     return reader.terms.make("nll_backward", (g, logits[0], t), ignored, logits[1], 0.0)

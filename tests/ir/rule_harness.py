@@ -84,7 +84,8 @@ def parts_of(value: torch.Tensor, placement: Placement, size: int) -> list[torch
         return [take_shard(value, placement, i, size).clone() for i in range(size)]
     if isinstance(placement, Partial):
         terms = [torch.randn_like(value) for _ in range(size - 1)]
-        return [*terms, value - sum(terms)]
+        odd = ~value.isfinite()  # such a sum has such terms, on all ranks
+        return [*(term.where(~odd, value) for term in terms), value - sum(terms)]
     return [value] * size
 
 

@@ -233,3 +233,29 @@ def test_the_first_difference_is_the_deepest_one() -> None:
     left = terms.make("exp", (terms.add(a, terms.make("sin", (a,))),))
     right = terms.make("exp", (terms.add(a, terms.make("sin", (b,))),))
     assert terms.first_difference(left, right) == (a, b)
+
+
+class Normed(nn.Module):
+    """Ends with a norm without parameters, over one dim of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm(self.up(x).view(-1, 2, 4), (4,)).flatten(1)
+
+
+@pytest.mark.parametrize("phase", ["F", "I"])
+def test_a_plain_norm_over_other_dims_is_seen(phase: str) -> None:
+    model, batch, loss = rows(Normed())
+    text = "autoshard 1\nmesh { dp = 2 }\nbatch { micro_batch_size = 4 }\n"
+    made = compile_plan(model, load(Source("p.plan", text)).require(), batch, loss)
+    assert erasure(made).status is Status.PROVED
+    graph = made.program.stages[0].phases[phase].graph
+    norms = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
+    (norm,) = (n for n in graph.nodes if n.target in norms)
+    place = norms.index(norm.target) + 1
+    assert list(norm.args[place]) == [4]
+    norm.update_arg(place, [2, 4])
+    assert erasure(made).status is Status.WRONG
