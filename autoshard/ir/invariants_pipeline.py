@@ -21,6 +21,7 @@ from autoshard.ir.graph_function import (
     GraphFunction,
     Port,
 )
+from autoshard.ir.node_info import info, origin
 from autoshard.ir.program import Program, Stage
 from autoshard.ops.library import NAMESPACE, spec
 
@@ -65,8 +66,17 @@ def _check_homes(program: Program) -> None:
         if used != entry.homes:
             raise VerifyError(
                 f"`{entry.fqn}` is used by stages {list(used)} but its homes are "
-                f"{list(entry.homes)}"
+                f"{list(entry.homes)}{used_in(program, entry.fqn)}"
             )
+
+
+def used_in(program: Program, fqn: str) -> str:
+    """Return where a parameter's module computes, as the end of a message; "" where it doesn't."""
+    path = fqn.rpartition(".")[0]
+    nodes = [node for _, function in program.functions() for node in function.graph.nodes]
+    own = [n for n in nodes if info(n).path == path and info(n).source and not info(n).role]
+    node = next((n for n in own if info(n).span is not None), own[0] if own else None)
+    return "" if node is None else f": %{node.name} in {origin(node)}"
 
 
 def check_joint(program: Program) -> None:

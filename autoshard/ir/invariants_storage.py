@@ -12,6 +12,7 @@ from autoshard.diagnostics import VerifyError
 from autoshard.ir.aliases import lifetime_end
 from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, gathers_of, has_replicas, uncast
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
+from autoshard.ir.invariants_pipeline import used_in
 from autoshard.ir.node_info import origin
 from autoshard.ir.params import Flat
 from autoshard.ir.program import Bucket, Program, Stage
@@ -110,7 +111,7 @@ def _check_places(bucket: Bucket, program: Program) -> None:
         if kept_by != entry.homes:
             raise VerifyError(
                 f"`{fqn}` is used by stages {list(entry.homes)} but bucket `{bucket.name}` "
-                f"is kept by {list(kept_by)}"
+                f"is kept by {list(kept_by)}{used_in(program, fqn)}"
             )
         if entry.storage.bucket != bucket.name or entry.storage.offset != end:
             raise VerifyError(

@@ -121,3 +121,12 @@ def test_a_fault_before_the_plain_side_is_taken_is_seen_by_numbers(name: str, mo
     assert verdict.row("erasure").status is Status.PROVED  # docs/proof.md says so
     assert verdict.row("numbers").status is Status.WRONG
     assert verdict.row("numbers").findings[0].startswith("first difference: loss, step 0")
+
+
+def test_a_wrong_home_is_told_with_the_lines_of_its_module() -> None:
+    made = compiled()
+    made.program.params.update("h.0.mlp.up.weight", homes=(1,))
+    types = static_rows(made.program, plain_side())[0]
+    assert types.status is Status.WRONG
+    (text,) = (t for t in types.findings if "`h.0.mlp.up.weight` is used by stages [1]" in t)
+    assert MODULE in text and LINE in text and "plan line 6" in text
