@@ -46,19 +46,19 @@ def captured(family: str):
 
 
 @cache
-def program(family: str, layout: Layout) -> Program:
+def program(family: str, layout: Layout, precision: str = "") -> Program:
     model, batch, loss = built(family)
-    plan = load(Source("block.plan", plan_text(family, layout))).require()
+    plan = load(Source("block.plan", plan_text(family, layout) + precision)).require()
     compiled = compile_plan(
         model, plan, batch, loss, until="split-phases", captured=captured(family)
     )
     return compiled.program
 
 
-def block(family: str, layout: Layout) -> dict[str, list[Node]]:
+def block(family: str, layout: Layout, precision: str = "") -> dict[str, list[Node]]:
     """Return the calls of one block in F and in I, which holds all of backward."""
     path = PIPELINE_UNITS[family].replace("*", str(BLOCK))
-    phases = program(family, layout).stages[0].phases
+    phases = program(family, layout, precision).stages[0].phases
     return {name: [n for n in phases[name].graph.nodes if _inside(n, path)] for name in "FI"}
 
 
@@ -89,6 +89,20 @@ def test_a_block_communicates_the_known_minimum_and_copies_nothing_more(family: 
         assert collectives(scattered[phase]) == {"reduce_scatter": 2, "all_gather": 2}
         assert sent(scattered[phase], 2) == sent(summed[phase], 2) == 2 * B * T * C * 4
         assert copies(scattered[phase]) == copies(summed[phase]) == copies(alone[phase])
+
+
+BF16 = "\nprecision { params = bf16 }"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_block_in_bf16_casts_no_more_than_on_one_rank(family: str) -> None:
+    alone = block(family, Layout(), BF16)
+    for layout in (Layout(tp=2), Layout(tp=2, sequence=True)):
+        split = block(family, layout, BF16)
+        for phase in "FI":
+            assert copies(split[phase]) == copies(alone[phase])
+            moved = [n.meta["val"].dtype for n in split[phase] if node_traffic(n)]
+            assert set(moved) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
