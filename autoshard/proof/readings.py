@@ -19,6 +19,7 @@ from autoshard.proof.reader import Reader, Reading, Value, new_extents, reductio
 aten = torch.ops.aten
 MEANS = (aten.mean.default, aten.mean.dim)
 TIMES = "times"
+_PARTS = (collectives.shard, collectives.reduce_scatter, collectives.reduce_scatter_start)
 
 
 def _first(reader: Reader, node: Node) -> Value:
@@ -227,8 +228,22 @@ def _scatter_back(reader: Reader, node: Node) -> Value:
     start, end, _ = slice(given["start"], given["end"]).indices(extent)
     start, end, step, _ = _start_end(reader, node, dim, start, end, given["step"])
     grad = given["grad_output"]
+    if _fills_padding(reader, node, dim, start, end):
+        return reader.env[grad]
     shapes = reader.shape(grad), reader.shape(node)
     return reader.terms.make("unslice", (reader.env[grad],), dim, start, end, step, *shapes)
+
+
+def _fills_padding(reader: Reader, node: Node, dim: int, start: int, end: int) -> bool:
+    """Tell whether ranks take their parts of what is filled up: the way back of `_cuts_padding`."""
+    extent = val(node).shape[dim]
+    for part in node.users:
+        if part.target not in _PARTS or part.args[1] % val(node).dim() != dim:
+            return False
+        real = reader.shape(part)
+        if real is None or not real[dim] == end < sum(part.args[2]) == extent:
+            return False
+    return start == 0 and bool(node.users)
 
 
 def _none(reader: Reader, node: Node) -> Value:

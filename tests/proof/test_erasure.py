@@ -17,7 +17,7 @@ from autoshard.proof.static import static_rows
 from autoshard.proof.terms import Terms
 from autoshard.proof.verdict import Status
 from autoshard.source import Source
-from autoshard.testing.models import tiny_gpt, tiny_hf
+from autoshard.testing.models import tiny_gpt, tiny_hf, token_batch, token_loss
 from autoshard.testing.mutants import named
 from autoshard.testing.plans import Layout, plan_text
 from tests.bank.models import rows
@@ -97,6 +97,41 @@ def test_a_mean_that_counts_one_rank_s_part_is_seen(phase: str) -> None:
     nodes = made.program.stages[0].phases[phase].graph.nodes
     (scale,) = (n for n in nodes if n.target is aten.mul.Tensor and n.args[1] == 1 / 32)
     scale.update_arg(1, 1 / 16)
+    assert erasure(made).status is Status.WRONG
+
+
+class Head(nn.Module):
+    """Ends in 13 logits, which two ranks pad to 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(13, 8), nn.Linear(8, 13)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(ids))
+
+
+def gathered_head() -> Compiled:
+    batch = token_batch(4, 6, vocab=13)
+    rules = "head: vocab(pad=8, gather=on)"
+    text = f"autoshard 1\nmesh {{ tp = 2 }}\nbatch {{ micro_batch_size = 4 }}\ntensor {{ {rules} }}"
+    return compile_plan(Head(), load(Source("p.plan", text)).require(), batch, token_loss)
+
+
+def test_padding_is_cut_off_and_filled_up_again() -> None:
+    row = erasure(gathered_head())
+    assert row.status is Status.PROVED, "\n".join(row.findings)
+
+
+@pytest.mark.parametrize(
+    ("phase", "op", "place"),
+    [("F", aten.slice.Tensor, 3), ("I", aten.slice_backward.default, 4)],
+)
+def test_a_column_too_few_before_the_padding_is_seen(phase: str, op: object, place: int) -> None:
+    made = gathered_head()
+    (node,) = made.program.stages[0].phases[phase].graph.find_nodes(op="call_function", target=op)
+    assert node.args[place] == 13
+    node.update_arg(place, 12)
     assert erasure(made).status is Status.WRONG
 
 
