@@ -232,11 +232,12 @@ def _put_between(
 
 
 def _pool(rewriter: Rewriter, node: Node) -> Node | None:
-    """An average pool to one pixel as the mean that it is: torch restrides it in place."""
-    rank = val(node).dim()
-    if tuple(node.args[1]) != (1, 1):
+    """An average pool to one place as the mean that it is: torch restrides it in place."""
+    sizes, rank = node.args[1], val(node).dim()
+    if any(size != 1 for size in sizes):
         return None
-    return rewriter.call(aten.mean.dim, node.args[0], [rank - 2, rank - 1], True, like=node)
+    dims = list(range(rank - len(sizes), rank))
+    return rewriter.call(aten.mean.dim, node.args[0], dims, True, like=node)
 
 
 def _nll(rewriter: Rewriter, node: Node) -> Node | None:
@@ -290,7 +291,9 @@ RULES: dict[object, Rule] = {
     aten.mul.Tensor: _multiply,
     aten.div.Tensor: _multiply,
     aten.masked_fill.Tensor: _masked_fill,
+    aten.adaptive_avg_pool1d.default: _pool,
     aten.adaptive_avg_pool2d.default: _pool,
+    aten.adaptive_avg_pool3d.default: _pool,
     aten.nll_loss.default: _nll,
     aten.nll_loss_nd.default: _nll,
     aten.fill.Tensor: _overwrite,

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "new zeros": (lambda x: x + x.new_zeros(6), ["full", "add"]),
     "and": (lambda x: x * ((x > 0) & (x < 1)), ["gt", "lt", "bitwise_and", "mul"]),
     "a pool of all": (lambda x: F.adaptive_avg_pool2d(x, 1), ["mean"]),
+    "a pool of a row": (lambda x: F.adaptive_avg_pool1d(x, 1), ["mean"]),
     "a pool of parts": (lambda x: F.adaptive_avg_pool2d(x, (1, 2)), ["adaptive_avg_pool2d"]),
     "a cast to the same type": (lambda x: x.to(torch.float32).float(), []),
     "a cast": (lambda x: x.double(), ["to_copy", "to_copy"]),
