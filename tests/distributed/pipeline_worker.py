@@ -12,6 +12,7 @@ from autoshard.runtime.comm import ProcessGroups
 from autoshard.runtime.link import link
 from autoshard.schedule import SCHEDULES
 from autoshard.schedule.posting import posted
+from autoshard.schedule.simulate import simulate
 from autoshard.testing.delays import Delayed
 from autoshard.testing.pipelines import Cell, local_batches, schedule_cell, values_of
 from autoshard.testing.processes import run_processes
@@ -55,6 +56,16 @@ def rows(cell):
     return [[str(action) for step in posted(row) for action in step] for row in ranks]
 
 
+def simulated(cell):
+    """Return what each rank of the world computes in the simulator's grid, from left to right."""
+    program, _ = schedule_cell(cell)
+    grid = [sorted(row, key=lambda t: t.start) for row in simulate(program.schedule).ranks]
+    homes = [program.mesh.index(rank, "pp") for rank in range(WORLD)]
+    return [[str(timed.action) for timed in grid[home]] for home in homes]
+
+
 if __name__ == "__main__":
+    grids = {str(cell): simulated(cell) for cell in cells()}
     planned = {str(cell): rows(cell) for cell in cells()}
-    print(json.dumps({"planned": planned, "ranks": run_processes(WORLD, train, timeout_s=120)}))
+    ran = run_processes(WORLD, train, timeout_s=120)
+    print(json.dumps({"planned": planned, "grids": grids, "ranks": ran}))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autoshard.schedule.action import COMPUTE, Action
 from autoshard.testing.pipelines import reference_of
 from tests.distributed.pipeline_worker import WORLD, cells
 
@@ -51,6 +52,14 @@ def test_each_rank_did_what_its_schedule_says(job) -> None:
     for cell in cells():
         did = [rank[str(cell)]["actions"] for rank in found["ranks"]]
         assert did == found["planned"][str(cell)], str(cell)
+
+
+def test_the_simulated_grid_is_the_order_that_was_executed(job) -> None:
+    _, found = job
+    for cell in cells():
+        for rank, grid in zip(found["ranks"], found["grids"][str(cell)], strict=True):
+            did = rank[str(cell)]["actions"]
+            assert [a for a in did if Action.parse(a).kind in COMPUTE] == grid, str(cell)
 
 
 def test_no_process_is_left(job) -> None:
