@@ -110,6 +110,7 @@ class ZeroBlock:
     units: str | tuple[str, ...] = "auto"
     prefetch: int = 1  # units ahead
     reshard_after_forward: Literal["on", "off", "step"] = "on"
+    max_gathered: Size | None = None  # alive at once on a rank
     keep_gathered: Size | None = None  # for backward, although the rest is released
     gather_bucket: Size = BUCKET
     reduce_bucket: Size = BUCKET

@@ -57,7 +57,14 @@ ZERO = BlockSpec(
                 ),
             ),
             "release parameters after the forward pass; `step` keeps them over the whole step",
-            synonyms=("release", "stage3_max_live_parameters", "reshard"),
+            synonyms=("release", "reshard"),
+        ),
+        SettingSpec(
+            "max_gathered",
+            Bytes(elements=False),
+            "how much may be gathered at once on a rank: gathers start later, and less stays for "
+            "backward, where more would be",
+            synonyms=("stage3_max_live_parameters", "limit_all_gathers", "gather_limit"),
         ),
         SettingSpec(
             "keep_gathered",

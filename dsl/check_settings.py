@@ -10,6 +10,7 @@ ONLY_STAGE_3 = (
     "units",
     "prefetch",
     "reshard_after_forward",
+    "max_gathered",
     "keep_gathered",
     "gather_bucket",
     "param_persistence_threshold",

@@ -78,6 +78,15 @@ FIT_PAGES: Mapping[str, Page] = {
         "The path names a module, but none that could begin a stage or hold a unit: it computes "
         "nothing in this model, or has no parameters.",
     ),
+    "AS315": Page(
+        "`max_gathered` is too small",
+        "Even when each unit is gathered where it is needed and released right after, more bytes "
+        "than that are whole at once: a unit (or a part of one, where `gather_bucket` cuts it) and "
+        "what is read before and after it, such as a tied embedding. The message names the largest "
+        "and the least size that works.",
+        "zero { stage = 3, max_gathered = 1KiB }",
+        "zero { stage = 3, max_gathered = 256MiB }",
+    ),
     "AS401": Page(
         "the vocabulary doesn't divide",
         "`pad=n` rounds the rows up to a multiple of n x tp. Checkpoints keep the model's own "

@@ -11,6 +11,7 @@ from autoshard.passes.fuse_add_layer_norm import FuseAddLayerNorm
 from autoshard.passes.globalize_loss import GlobalizeLoss
 from autoshard.passes.insert_collectives import InsertCollectives
 from autoshard.passes.join_gradient_sums import JoinGradientSums
+from autoshard.passes.keep_gathers import KeepGathers
 from autoshard.passes.localize_shapes import LocalizeShapes
 from autoshard.passes.lower_joint import LowerJoint
 from autoshard.passes.lower_schedule import LowerSchedule
@@ -52,5 +53,6 @@ def default_pipeline() -> Pipeline:
             ReleaseGathers(),
             # L3: per rank, a list of actions
             LowerSchedule(),
+            KeepGathers(),
         )
     )

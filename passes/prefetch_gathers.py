@@ -13,13 +13,13 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.registry import register
-from autoshard.ir.aliases import lifetime_end
-from autoshard.ir.buckets import COMPUTE_PHASES, gathers_of
+from autoshard.dsl.resolve import Resolved
+from autoshard.ir.buckets import COMPUTE_PHASES
 from autoshard.ir.graph_function import GraphFunction
 from autoshard.ir.program import Level, Program
-from autoshard.ops.collectives import all_gather_start
-from autoshard.passes._exposed_waits import exposed_waits
-from autoshard.units import show_bytes
+from autoshard.passes._gathers import Gather, check_fits, find_gathers
+from autoshard.passes._schedules import stage_ranks
+from autoshard.units import Size, show_bytes
 
 
 @register
@@ -33,9 +33,10 @@ class PrefetchGathers(Pass):
         s1 = all_gather_start(flat1)       ... uses g0
         g1 = wait(s1)                      g1 = wait(s1)
 
-    Within `limit_bytes` of gathered parameters alive at once, when that is given: a start that
-    would pass it moves less far, with a remark. Costs ``depth`` more gathered buckets of memory. A
-    note tells of every wait that still has nothing to hide behind, and why.
+    Within `max_gathered` of the plan: a start that would let more bytes be whole at once moves less
+    far, with a remark; a unit that does not fit even where it is needed is an error. What forward
+    hands on to backward comes last and has to fit into what is left: `keep-gathers`. Costs
+    ``depth`` more gathered buckets of memory.
     """
 
     name: ClassVar[str] = "prefetch-gathers"
@@ -44,96 +45,93 @@ class PrefetchGathers(Pass):
     assumes: ClassVar[frozenset[str]] = frozenset({"bucketed"})
 
     depth: int = -1  # units ahead; -1: `zero.prefetch` of the plan
-    limit_bytes: int = 0  # gathered bytes alive at once; 0: no limit
+    limit_bytes: int = -1  # gathered bytes alive at once; -1: `zero.max_gathered` of the plan
 
     def run(self, program: Program, ctx: PassContext) -> None:
         """Move starts in every compute phase."""
         depth = ctx.resolved.plan.zero.prefetch if self.depth < 0 else self.depth
+        limit = _plan_limit(ctx.resolved) if self.limit_bytes < 0 else self.limit_bytes
+        if limit is not None:
+            check_fits(program, stage_ranks(ctx.resolved), limit, ctx.resolved)
         for stage in program.stages:
             for phase in COMPUTE_PHASES:
                 if phase in stage.phases:
-                    where = f"stage {stage.index} {phase}"
                     function = stage.phases[phase]
-                    late = _prefetch(function, depth, self.limit_bytes, where, ctx)
-                    for wait in exposed_waits(function, depth, late):
-                        ctx.note(wait.path or where, f"{phase} {wait}")
+                    for late in _prefetch(function, program, depth, limit):
+                        ctx.missed(f"stage {stage.index} {phase}", f"{late}")
+
+
+def _plan_limit(resolved: Resolved) -> int | None:
+    zero = resolved.plan.zero
+    return zero.max_gathered.count if zero.stage == 3 and zero.max_gathered else None
 
 
 @dataclass(frozen=True)
-class _Gather:
-    """One gather: its two nodes, its size, and where the value it gathers is last read."""
+class _Late:
+    """A gather that the limit held back."""
 
-    start: Node
-    wait: Node
-    nbytes: int
-    needed_at: int
-    last_read: int
+    gather: Gather
+    ahead: int  # units
+    depth: int
+    limit: int
+
+    def __str__(self) -> str:
+        what = f"the gather of `{self.gather.bucket}` ({show_bytes(self.gather.nbytes)})"
+        starts = f"starts {self.ahead} unit{'s' * (self.ahead != 1)} ahead, not {self.depth}"
+        return f"{what} {starts}: `max_gathered = {Size(self.limit)}` holds it back"
+
+
+Interval = tuple[int, int, int]  # (from which place, to which, bytes) a bucket is alive
 
 
 def _prefetch(
-    function: GraphFunction, depth: int, limit: int, where: str, ctx: PassContext
-) -> set[Node]:
+    function: GraphFunction, program: Program, depth: int, limit: int | None
+) -> list[_Late]:
     """Move each start to just before the wait that is at most ``depth`` gathers earlier.
 
     Returns those that the limit held back.
     """
-    gathers, late = find_gathers(function), set()
-    places: list[int] = []  # where each start now stands, as an index of the old order
+    gathers, late = find_gathers(function, program), []
+    alive: list[Interval] = [(0, g.last_read, g.nbytes) for g in gathers if g.start is None]
     for index, gather in enumerate(gathers):
-        chosen = _choose(gathers, places, index, depth, limit)
-        places.append(0 if chosen < 0 else gathers[chosen].needed_at)
+        if gather.start is None:
+            continue
+        chosen = _choose(gathers, alive, index, depth, limit)
+        alive.append((_place(gathers, chosen), gather.last_read, gather.nbytes))
         target = _first_call(function) if chosen < 0 else gathers[chosen].wait
         if target is not gather.start:
             target.prepend(gather.start)
             if gather.start.args[0].op == "call_function":
                 gather.start.prepend(gather.start.args[0])  # the cast of a master
-        if chosen > max(index - depth, -1):
-            nbytes = show_bytes(gather.nbytes)
-            ctx.missed(where, f"gather {index} of {nbytes} starts late: the limit is {limit} bytes")
-            late.add(gather.start)
+        if limit is not None and chosen > max(index - depth, -1):
+            late.append(_Late(gather, index - chosen, min(depth, index + 1), limit))
     return late
 
 
-def find_gathers(function: GraphFunction) -> list[_Gather]:
-    """Return the split gathers of a phase, in the order in which they start."""
-    order = {node: index for index, node in enumerate(function.graph.nodes)}
-    found = []
-    for node in gathers_of(function).values():
-        if node.target is not all_gather_start:
-            continue
-        (wait,) = node.users
-        value = wait.meta["val"]
-        last = lifetime_end(wait, order)
-        nbytes = value.numel() * value.element_size()
-        found.append(_Gather(node, wait, nbytes, order[wait], order[last]))
-    return found
+def _choose(
+    gathers: list[Gather], alive: list[Interval], index: int, depth: int, limit: int | None
+) -> int:
+    """Return before whose wait gather ``index`` starts; -1 is the beginning of the phase.
 
-
-def _choose(gathers: list[_Gather], places: list[int], index: int, depth: int, limit: int) -> int:
-    """Return before whose wait gather ``index`` starts; -1 is the beginning of the phase."""
-    for ahead in range(depth, 0, -1):
-        if ahead > index + 1:
-            continue
-        chosen = index - ahead
-        place = 0 if chosen < 0 else gathers[chosen].needed_at
-        if not limit or _alive(gathers, places, index, place) <= limit:
+    Where it is needed it fits: `check_fits` has seen to that.
+    """
+    for chosen in range(max(index - depth, -1), index):
+        if limit is None:
+            return chosen
+        if _at_once(gathers[index], alive, _place(gathers, chosen)) <= limit:
             return chosen
     return index
 
 
-def _alive(gathers: list[_Gather], places: list[int], index: int, place: int) -> int:
-    """Return the most gathered bytes alive while gather ``index`` is early."""
-    gather = gathers[index]
-    others = [
-        (begin, other.last_read, other.nbytes)
-        for other, begin in zip(gathers[:index], places, strict=True)
-        if other.last_read >= place
-    ]
-    moments = [place, *(begin for begin, _, _ in others if begin > place)]
-    at_once = (
-        sum(size for begin, end, size in others if begin <= moment <= end) for moment in moments
-    )
-    return gather.nbytes + max(at_once, default=0)
+def _place(gathers: list[Gather], chosen: int) -> int:
+    return 0 if chosen < 0 else gathers[chosen].needed_at
+
+
+def _at_once(gather: Gather, alive: list[Interval], place: int) -> int:
+    """Return the most bytes alive while ``gather`` is early, from ``place`` on."""
+    moments = [place, *(begin for begin, _, _ in alive if place < begin <= gather.needed_at)]
+    others = (sum(size for b, end, size in alive if b <= moment <= end) for moment in moments)
+    return gather.nbytes + max(others)
 
 
 def _first_call(function: GraphFunction) -> Node:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from autoshard.cost.peak import ACTIVATIONS, COMMUNICATION, GATHERED
 from autoshard.ir.aliases import is_view
+from autoshard.ir.buckets import uncast
 from autoshard.ir.graph_function import FLAT, GraphFunction, Port
 from autoshard.ir.lifetimes import lifetimes
 from autoshard.ir.node_info import info
@@ -64,6 +65,7 @@ class _Reader:
     def __init__(self, function: GraphFunction, mesh: Mesh, fetched: frozenset[str]) -> None:
         self._function, self._mesh = function, mesh
         flats = function.named(FLAT).items()
+        self._flats = {node for _, node in flats}
         self._fetched = {node for name, node in flats if name in fetched}
         self._order = {node: index for index, node in enumerate(function.graph.nodes)}
         self._lives = lifetimes(function)
@@ -99,7 +101,8 @@ class _Reader:
         own = [(leaf, size) for leaf, size in leaves(node) if _base(node) is node]
         category = ACTIVATIONS
         if node.target in _GATHERS:
-            category, step.needs = GATHERED, self._unpacking(node) + self._fetching(node)
+            category = GATHERED if uncast(node.args[0]) in self._flats else ACTIVATIONS
+            step.needs = self._unpacking(node) + self._fetching(node)
         elif node.target in (*_REDUCTIONS, *_SCATTERS) and self._ranks(node) > 1:
             category, step.needs = COMMUNICATION, self._buffers(node)
         step.makes += [((node, leaf), size, category) for leaf, size in own]

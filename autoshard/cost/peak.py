@@ -22,13 +22,15 @@ HOST = "host"  # offloaded buckets, their moments and gradients: in host memory,
 class Peak:
     """A moment: bytes by category, the action that was being carried out, and its node.
 
-    ``host`` is apart from them: the most bytes that offloading held in host memory at any moment.
+    Two are of other moments, the most that there was at any: ``host``, what offloading held in host
+    memory, in no sum of the others, and ``gathered``, buckets that were whole.
     """
 
     sizes: Mapping[str, int]
     action: str = ""
     node: str = ""
     host: int = 0
+    gathered: int = 0
 
     @property
     def total(self) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import cache
 from math import prod
 
 from autoshard.cost.footprint import Footprint, Step, footprint
@@ -23,6 +24,7 @@ from autoshard.cost.peak import (
     PARAMETERS,
     Peak,
 )
+from autoshard.ir.buckets import is_kept
 from autoshard.ir.graph_function import (
     ACCUMULATED,
     BOUNDARY,
@@ -42,6 +44,7 @@ from autoshard.schedule.action import RECVS, SENDS
 from autoshard.schedule.posting import posted
 
 Key = Hashable
+Profile = Callable[[int, str], Footprint]  # of a stage's phase
 
 
 def peaks(program: Program, optimizer: str = "adamw", *, has_host: bool = True) -> tuple[Peak, ...]:
@@ -55,10 +58,18 @@ def peaks(program: Program, optimizer: str = "adamw", *, has_host: bool = True) 
 
 
 def peak_of(
-    program: Program, rank: int, optimizer: str = "adamw", *, has_host: bool = True
+    program: Program,
+    rank: int,
+    optimizer: str = "adamw",
+    *,
+    has_host: bool = True,
+    profile: Profile | None = None,
 ) -> Peak:
-    """Return the peak of a rank at pipeline coordinate ``rank``."""
-    return _Replay(program, rank, optimizer, has_host).peak()
+    """Return the peak of a rank at pipeline coordinate ``rank``.
+
+    ``profile`` gives other footprints than the graphs': what if they made and freed that?
+    """
+    return _Replay(program, rank, optimizer, has_host, profile).peak()
 
 
 class _Heap:
@@ -69,14 +80,14 @@ class _Heap:
         self._sizes: Counter[str] = Counter()
         self._total = 0
         self._numbers = itertools.count()
-        self.peak = Peak({})
+        self.peak, self.gathered = Peak({}), 0
         self.action = ""
 
     def make(self, nbytes: int, category: str, node: str = "", needs: int = 0) -> Key:
         """Allocate; ``needs`` are bytes of communication for the moment only."""
         key = next(self._numbers)
         self._held[key] = [nbytes, category, 1]
-        self._sizes[category] += nbytes
+        self._add(category, nbytes)
         self._total += nbytes
         self.reach(node, needs)
         return key
@@ -108,17 +119,23 @@ class _Heap:
         """Count it as something else."""
         held = self._held[key]
         self._sizes[held[1]] -= held[0]
-        self._sizes[category] += held[0]
+        self._add(category, held[0])
         held[1] = category
+
+    def _add(self, category: str, nbytes: int) -> None:
+        self._sizes[category] += nbytes
+        self.gathered = max(self.gathered, self._sizes[GATHERED])
 
 
 class _Replay:
     """One rank's step."""
 
-    def __init__(self, program: Program, rank: int, optimizer: str, has_host: bool) -> None:
+    def __init__(
+        self, program: Program, rank: int, optimizer: str, has_host: bool, profile: Profile | None
+    ) -> None:
         assert program.schedule is not None
         self._program, self._row = program, program.schedule.ranks[rank]
-        self._footprints: dict[int, Footprint] = {}
+        self._profile = cache(profile or self._footprint)
         self._stages = program.schedule.stages_of(rank)
         own = set(self._stages)
         self._buckets = {b.name: b for b in program.buckets if own & set(_homes(b))}
@@ -148,7 +165,7 @@ class _Replay:
         for action in (action for step in posted(self._row) for action in step):
             self._heap.action = str(action)
             self._carry_out(action)
-        return replace(self._heap.peak, host=self._host)
+        return replace(self._heap.peak, host=self._host, gathered=self._heap.gathered)
 
     def _store(self, optimizer: str) -> None:
         """Allocate what is there between steps."""
@@ -202,15 +219,14 @@ class _Replay:
 
     # phases -------------------------------------------------------------------------------------
     def _compute(self, phase: str, stage: int, number: int) -> None:
-        function = self._program.stages[stage].phases.get(phase)
-        if function is None:
+        if phase not in self._program.stages[stage].phases:
             return
         held = self._values.setdefault((stage, number), {})
         if phase == "I":
             self._fill_tangents(stage, held)
         last = self._last_reads(stage, phase)
         bound = {}
-        for port, storage, _ in self._footprint(function).inputs:
+        for port, storage, _ in self._profile(stage, phase).inputs:
             if port in held:
                 bound[storage] = held.pop(port) if port in last else held[port]
                 if port not in last:
@@ -227,7 +243,7 @@ class _Replay:
 
     def _run(self, stage: int, phase: str, bound: dict) -> list[tuple[Port, Key]]:
         """Run a graph's steps; return what comes out, which the caller holds now."""
-        profile = self._footprint(self._program.stages[stage].phases[phase])
+        profile = self._profile(stage, phase)
         for step in profile.steps:
             for storage, nbytes, category in step.makes:
                 bound[storage] = self._heap.make(nbytes, category, step.name, step.needs)
@@ -257,7 +273,7 @@ class _Replay:
             self._heap.call(key, GRADIENTS)
         elif port.kind == SAVED:
             self._values[stage, number][port] = key
-            self._heap.call(key, ACTIVATIONS)
+            self._heap.call(key, GATHERED if is_kept(port) else ACTIVATIONS)
         elif port.kind in (BOUNDARY, TANGENT):
             self._heap.call(key, ACTIVATIONS)
             self._pass_on(port, key, stage, number)
@@ -274,16 +290,15 @@ class _Replay:
             self._heap.drop(key)
 
     def _fill_tangents(self, stage: int, held: dict[Port, Key]) -> None:
-        function = self._program.stages[stage].phases["I"]
-        for port, _, nbytes in self._footprint(function).inputs:
+        for port, _, nbytes in self._profile(stage, "I").inputs:
             if port.kind == TANGENT and port.name != "loss" and port not in held:
                 held[port] = self._heap.make(nbytes, GRADIENTS, "zeros")
 
     def _last_reads(self, stage: int, phase: str) -> set[Port]:
         phases = self._program.stages[stage].phases
         later = PER_MICROBATCH[PER_MICROBATCH.index(phase) + 1 :]
-        needed = {port for p in later if p in phases for port in phases[p].inputs}
-        return set(phases[phase].inputs) - needed
+        read = {p: {port for port, _, _ in self._profile(stage, p).inputs} for p in phases}
+        return read[phase].difference(*(read[p] for p in later if p in phases))
 
     # messages -----------------------------------------------------------------------------------
     def _send(self, action: Action) -> None:
@@ -324,11 +339,10 @@ class _Replay:
         return any(Port(PARAM, fqn) in inputs for fqn in bucket.fqns)
 
     def _reduce(self, stage: int) -> None:
-        function = self._program.stages[stage].phases.get("R")
-        if function is None:
+        if "R" not in self._program.stages[stage].phases:
             return
         bound = {}
-        for port, storage, nbytes in self._footprint(function).inputs:
+        for port, storage, nbytes in self._profile(stage, "R").inputs:
             sums = self._sums if port.kind == ACCUMULATED else self._shards
             keys = [sums.pop(place) for place in sorted(p for p in sums if p[1] == port.name)]
             bound[storage] = keys[0] if keys else self._heap.make(nbytes, GRADIENTS, "zeros")
@@ -342,11 +356,9 @@ class _Replay:
         phases = self._program.stages[stage].phases
         return [phases[name] for name in PER_MICROBATCH if name in phases]
 
-    def _footprint(self, function: GraphFunction) -> Footprint:
-        if id(function) not in self._footprints:
-            found = footprint(function, self._program.mesh, self._fetched)
-            self._footprints[id(function)] = found
-        return self._footprints[id(function)]
+    def _footprint(self, stage: int, phase: str) -> Footprint:
+        function = self._program.stages[stage].phases[phase]
+        return footprint(function, self._program.mesh, self._fetched)
 
     def _parts(self, bucket: Bucket) -> int:
         return self._program.mesh.size(bucket.axis) if bucket.axis else 1

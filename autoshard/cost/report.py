@@ -34,15 +34,16 @@ def passes_table(program: Program) -> str:
 def memory_table(program: Program, optimizer: str = "adamw", *, has_host: bool = True) -> str:
     """Return one line a pipeline coordinate: bytes of its ranks at their peak, and when it is.
 
-    Where something is offloaded, a column for what lies in host memory; see ``cost.replay``.
+    Where something is gathered, a column for the most of it at any moment; where something is
+    offloaded, one for what lies in host memory; see ``cost.replay``.
     """
     rows, found = [], peaks(program, optimizer, has_host=has_host)
-    is_offloaded = any(peak.host for peak in found)
+    is_gathered, is_offloaded = (any(getattr(p, n) for p in found) for n in ("gathered", "host"))
     for rank, peak in enumerate(found):
         sizes = [*(peak.sizes.get(name, 0) for name in CATEGORIES), peak.total]
-        sizes += [peak.host] if is_offloaded else []
+        sizes += [peak.gathered] * is_gathered + [peak.host] * is_offloaded
         rows.append([rank, *map(show_bytes, sizes), peak.place])
-    apart = [f"on the {HOST}"] if is_offloaded else []
+    apart = ["most gathered"] * is_gathered + [f"on the {HOST}"] * is_offloaded
     heads = ["pp rank", *CATEGORIES, "together", *apart, "at the peak"]
     return tabulate(rows, heads, colalign=(*("right",) * (len(heads) - 1), "left"))
 

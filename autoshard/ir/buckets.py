@@ -21,6 +21,7 @@ from autoshard.ir.graph_function import (
     FULL_GRAD,
     GRAD,
     PARAM,
+    SAVED,
     GraphFunction,
     Port,
 )
@@ -39,12 +40,29 @@ from autoshard.ops.collectives import (
 
 aten = torch.ops.aten
 COMPUTE_PHASES = ("F", "I", "W")
+_HANDED_ON = "gathered:"
+
+
+def kept_port(bucket: str) -> Port:
+    """Return the port by which forward hands a gathered bucket on to backward."""
+    return Port(SAVED, _HANDED_ON + bucket)
+
+
+def is_kept(port: Port) -> bool:
+    """Tell whether a port hands on a gathered bucket."""
+    return port.kind == SAVED and port.name.startswith(_HANDED_ON)
 
 
 def buckets_of(program: Program, stage: Stage) -> tuple[Bucket, ...]:
     """Return the buckets that the ranks of ``stage`` store, tied ones of other owners too."""
     index = stage.index
     return tuple(b for b in program.buckets if index in (b.tied_stages or (b.stage,)))
+
+
+def kept_buckets(function: GraphFunction) -> dict[str, Node]:
+    """Return bucket name -> the whole bucket that forward handed on to a phase."""
+    saved = function.named(SAVED).items()
+    return {n.removeprefix(_HANDED_ON): v for n, v in saved if n.startswith(_HANDED_ON)}
 
 
 def unreached_parameters(program: Program) -> frozenset[str]:

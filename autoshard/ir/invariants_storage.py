@@ -10,7 +10,14 @@ from torch.fx import Node
 
 from autoshard.diagnostics import VerifyError
 from autoshard.ir.aliases import lifetime_end
-from autoshard.ir.buckets import COMPUTE_PHASES, buckets_of, gathers_of, has_replicas, uncast
+from autoshard.ir.buckets import (
+    COMPUTE_PHASES,
+    buckets_of,
+    gathers_of,
+    has_replicas,
+    kept_buckets,
+    uncast,
+)
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GRAD, PARAM, GraphFunction, Port
 from autoshard.ir.invariants_pipeline import used_in
 from autoshard.ir.node_info import origin
@@ -147,7 +154,7 @@ def _check_reduced_once(program: Program, stage: Stage) -> None:
 
 
 def check_bounded(program: Program) -> None:
-    """Check that every gathered bucket is released once, after its last use."""
+    """Check that every gathered bucket is released once, after its last use, or handed on."""
     for stage in program.stages:
         for phase in COMPUTE_PHASES:
             if phase in stage.phases:
@@ -156,11 +163,12 @@ def check_bounded(program: Program) -> None:
 
 def _check_releases(function: GraphFunction, where: str) -> None:
     order = {node: index for index, node in enumerate(function.graph.nodes)}
+    found = kept_buckets(function)
     for name, start in gathers_of(function).items():
-        if start.target is not ops.all_gather_start:
-            continue
-        _check_started(start, f"{where}: `{name}`")
-        (whole,) = start.users
+        if start.target is ops.all_gather_start:
+            _check_started(start, f"{where}: `{name}`")
+            (found[name],) = start.users
+    for name, whole in found.items():
         last = lifetime_end(whole, order)
         if last.op != "output" and last.target is not ops.release:
             raise VerifyError(

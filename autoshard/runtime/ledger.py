@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,7 @@ from autoshard.cost.peak import (
     PARAMETERS,
     Peak,
 )
+from autoshard.ir.buckets import is_kept
 from autoshard.ir.graph_function import FLAT_GRAD, FULL, FULL_GRAD, Port
 from autoshard.ir.program import PER_MICROBATCH, Bucket
 from autoshard.ops.communicator import Work
@@ -102,9 +103,11 @@ class Ledger(TorchDispatchMode):
         self._by_category[category] += nbytes
         sizes = {name: size for name, size in self._by_category.items() if name != HOST}
         if sum(sizes.values()) > self.peak.total:
-            self.peak = Peak(sizes, self.action, made_by, self.peak.host)
+            self.peak = replace(self.peak, sizes=sizes, action=self.action, node=made_by)
         if self._by_category[HOST] > self.peak.host:
             self.peak = replace(self.peak, host=self._by_category[HOST])
+        if self._by_category[GATHERED] > self.peak.gathered:
+            self.peak = replace(self.peak, gathered=self._by_category[GATHERED])
 
     def _forget(self, key: int) -> None:
         if key in self._live:
@@ -150,7 +153,8 @@ def measured(executables: Iterable[Executable], ledger: Ledger) -> Iterator[None
     kept = [(exe, exe.comm, exe.code, exe.storage.host) for exe in executables]
     for exe, comm, code, host in kept:
         ledger.hold(exe.messages.buffers, COMMUNICATION)
-        exe.comm = _Watched(comm, ledger)  # type: ignore[assignment]
+        axes = {bucket.axis for bucket in exe.storage.layout.buckets.values()}
+        exe.comm = _Watched(comm, ledger, axes)  # type: ignore[assignment]
         if host is not None:
             exe.storage.host = _WatchedHost(host, ledger)  # type: ignore[assignment]
         exe.code = {key: _watch(phase, key, exe, ledger) for key, phase in code.items()}
@@ -194,14 +198,15 @@ def _category(port: Port, buckets: Mapping[str, Bucket]) -> str:
         return GRADIENTS
     if port.kind == FULL:
         return GATHERED if buckets[port.name].axis is not None else PARAMETERS
-    return ACTIVATIONS
+    return GATHERED if is_kept(port) else ACTIVATIONS
 
 
 class _Watched:
     """A transport whose buffers are counted as communication, or as gathered."""
 
-    def __init__(self, comm: Transport, ledger: Ledger) -> None:
+    def __init__(self, comm: Transport, ledger: Ledger, axes: Collection[str | None]) -> None:
         self._comm, self._ledger = comm, ledger
+        self._axes = axes  # over which buckets are cut
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._comm, name)
@@ -210,7 +215,8 @@ class _Watched:
         return self._start(COMMUNICATION, self._comm.all_reduce_start, *args, **kwargs)
 
     def all_gather_start(self, *args: Any) -> Work:
-        return self._start(GATHERED, self._comm.all_gather_start, *args)
+        category = GATHERED if args[1] in self._axes else ACTIVATIONS
+        return self._start(category, self._comm.all_gather_start, *args)
 
     def reduce_scatter_start(self, *args: Any) -> Work:
         return self._start(COMMUNICATION, self._comm.reduce_scatter_start, *args)

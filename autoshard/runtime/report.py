@@ -77,6 +77,9 @@ def memory_lines(
     for name in CATEGORIES:
         there = None if measured is None else measured.sizes.get(name, 0)
         lines.append(_memory_line(name, predicted.sizes.get(name, 0), there))
+    if predicted.gathered:
+        there = None if measured is None else measured.gathered
+        lines.append(f"{_memory_line('most gathered', predicted.gathered, there)}, at any moment")
     if predicted.host or (measured is not None and measured.host):
         there = None if measured is None else measured.host
         lines.append(f"{_memory_line(HOST, predicted.host, there)}, in no sum above")

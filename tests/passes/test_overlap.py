@@ -11,10 +11,11 @@ from autoshard.ir.graph_function import FLAT, SAVED
 from autoshard.ir.node_info import info
 from autoshard.mesh import Mesh
 from autoshard.ops import collectives as ops
+from autoshard.passes._gathers import find_gathers
 from autoshard.passes.bucket_collectives import BucketCollectives
+from autoshard.passes.keep_gathers import KeepGathers
 from autoshard.passes.lower_schedule import LowerSchedule
-from autoshard.passes.prefetch_gathers import PrefetchGathers, find_gathers
-from autoshard.passes.release_gathers import ReleaseGathers
+from autoshard.passes.prefetch_gathers import PrefetchGathers
 from autoshard.passes.split_phases import SplitPhases
 from autoshard.units import Size
 from tests.passes.evaluate import run_step
@@ -47,6 +48,7 @@ def events(function) -> list[str]:
     return found
 
 
+ALL = (*OVERLAP, LowerSchedule(), KeepGathers())
 START = ops.reduce_scatter_start
 UNITS = ["root", "h.0", "h.1", "h.2", "root#2"]
 
@@ -76,12 +78,13 @@ def test_backward_gathers_in_its_own_order() -> None:
 def test_a_limit_on_gathered_bytes_delays_starts_and_says_so() -> None:
     program, _ = build(OVERLAP[:2])
     forward = program.stages[0].phases["F"]
-    limit = max(g.nbytes for g in find_gathers(forward))
+    limit = max(g.nbytes for g in find_gathers(forward, program))
     ctx = context(Mesh.of(dp=2), zero=zero(3, prefetch=2))
     PrefetchGathers(limit_bytes=limit).run(program, ctx)
     found = events(forward)
     assert found.index("start h.1") > found.index("wait h.0")
-    assert any("starts late" in remark.message for remark in ctx.remarks)
+    said = [r.message for r in ctx.remarks if "`s0.h.1`" in r.message]
+    assert said and all("starts 0 units ahead, not 2: `max_gathered = " in text for text in said)
 
 
 def reasons(remarks, phase: str) -> list[str]:
@@ -91,24 +94,28 @@ def reasons(remarks, phase: str) -> list[str]:
 
 
 def test_every_exposed_wait_says_what_kept_it_from_starting_earlier() -> None:
-    _, without = build(OVERLAP)
+    _, without = build(ALL)
     first, *later = reasons(without, "F")
     assert first == "nothing is computed before it"
     assert later == ["`prefetch = 0` starts it no earlier"] * (len(UNITS) - 1)
-    _, ahead = build(OVERLAP, prefetch=1)
+    _, ahead = build(ALL, prefetch=1)
     assert reasons(ahead, "F") == ["nothing is computed before it"]
     assert reasons(ahead, "I")[-1] == "it starts with the last gradient that is computed"
     program, _ = build(OVERLAP[:2])
-    ctx = context(Mesh.of(dp=2), zero=zero(3, prefetch=2))
-    PrefetchGathers(limit_bytes=1).run(program, ctx)
-    assert reasons(ctx.remarks, "F")[1] == "an earlier start would pass the limit of gathered bytes"
+    least = max(g.nbytes for g in find_gathers(program.stages[0].phases["F"], program))
+    _, late = build(ALL, prefetch=2, max_gathered=Size(least))
+    assert reasons(late, "F")[1] == "an earlier start would pass `max_gathered`"
 
 
 def test_neither_prefetch_nor_keeping_changes_a_bit() -> None:
     batches = {d: [leaves(token_batch()), leaves(token_batch())] for d in range(2)}
     steps = []
-    for depth, kept in ((0, 0), (1, 0), (4, 0), (1, 4096)):
-        program, _ = build(OVERLAP, prefetch=depth, keep_gathered=Size(kept))
+    for depth, kept, most in ((0, 0, None), (1, 0, None), (4, 0, None), (1, 8, None), (4, 99, 25)):
+        limits = {"keep_gathered": Size(kept * 2**10)} | (
+            {"max_gathered": Size(most * 2**10)} if most else {}
+        )
+        program, remarks = build(ALL, prefetch=depth, **limits)
+        assert most is None or any("holds it back" in r.message for r in remarks)
         torch.manual_seed(0)
         steps.append(run_step(program, state_of(Gpt(tied=False), program), batches))
     for step in steps[1:]:
@@ -154,7 +161,7 @@ def test_reductions_start_when_their_bucket_is_full_and_few_are_under_way() -> N
 
 
 def test_resharding_off_hands_the_gathered_bucket_to_backward() -> None:
-    program, _ = build(OVERLAP, reshard_after_forward="off")
+    program, _ = build(ALL, reshard_after_forward="off")
     backward = program.stages[0].phases["I"]
     assert not backward.named(FLAT)
     assert {"gathered:s0.h.0", "gathered:s0.root#2"} <= set(backward.named(SAVED))
@@ -163,21 +170,21 @@ def test_resharding_off_hands_the_gathered_bucket_to_backward() -> None:
 
 
 def test_only_what_backward_reads_again_is_kept_gathered() -> None:
-    program, _ = build(OVERLAP, reshard_after_forward="off")
+    program, _ = build(ALL, reshard_after_forward="off")
     found = events(program.stages[0].phases["F"])
     assert [e for e in found if e.startswith("release")] == ["release root"]
 
 
 def test_a_budget_keeps_the_last_units_gathered() -> None:
     program, _ = build(OVERLAP)
-    block = max(g.nbytes for g in find_gathers(program.stages[0].phases["F"]))
-    program, _ = build(OVERLAP, keep_gathered=Size(2 * block))
+    block = max(g.nbytes for g in find_gathers(program.stages[0].phases["F"], program))
+    program, _ = build(ALL, keep_gathered=Size(2 * block))
     backward = program.stages[0].phases["I"]
     kept = {n for n in backward.named(SAVED) if n.startswith("gathered:")}
     assert kept == {"gathered:s0.root#2", "gathered:s0.h.2"}
     assert set(backward.named(FLAT)) == {"s0.h.0", "s0.h.1"}
     ctx = context(Mesh.of(dp=2), zero=zero(3, keep_gathered=Size(2 * block)))
-    ReleaseGathers().run(program, ctx)
+    KeepGathers().run(program, ctx)
     assert set(backward.named(FLAT)) == {"s0.h.0", "s0.h.1"}
 
 
@@ -226,7 +233,7 @@ def test_training_and_evaluation_share_one_storage() -> None:
     ],
 )
 def test_bytes_per_step_are_the_least_of_each_stage(stage: int, settings: dict, times: int) -> None:
-    program, _ = build((*OVERLAP, LowerSchedule()), stage=stage, **settings)
+    program, _ = build(ALL, stage=stage, **settings)
     size = sum(b.length * b.dtype.itemsize for b in program.buckets)
     first = program.buckets[0]
     # The embedding is gathered in forward only: backward does not read it.

@@ -7,6 +7,7 @@ from autoshard.ir.graph_function import FLAT, FLAT_GRAD, PARAM, Port
 from autoshard.ir.invariants import CHECKERS
 from autoshard.mesh import Mesh
 from autoshard.ops import collectives as ops
+from autoshard.passes.keep_gathers import KeepGathers
 from autoshard.passes.lower_schedule import LowerSchedule
 from tests.passes.programs import before, compile_with, context
 from tests.passes.test_zero_equals_autograd import OVERLAP, PASSES, ShardStorage, zero
@@ -17,7 +18,7 @@ def program(stage: int = 3, **settings: object):
     """Return an overlapped ZeRO program of two stages; all its invariants hold."""
     block = zero(stage, **settings)
     ctx = context(Mesh.of(pp=2, dp=2), zero=block, pipeline=before("h.1"))
-    passes = (*PASSES, ShardStorage(), *OVERLAP, LowerSchedule())
+    passes = (*PASSES, ShardStorage(), *OVERLAP, LowerSchedule(), KeepGathers())
     built = compile_with(passes, Gpt(), token_batch(), ctx)
     for check in CHECKERS.values():
         if check.__module__.startswith("autoshard.ir.invariants_"):
@@ -112,6 +113,13 @@ def test_a_bucket_that_is_never_released_is_seen() -> None:
     broken = program()
     forward = broken.stages[0].phases["F"]
     forward.graph.erase_node(nodes(forward, ops.release)[0])
+    rejects("bounded", broken, "its release is not after it")
+
+
+def test_a_bucket_that_was_handed_on_and_is_never_released_is_seen() -> None:
+    broken = program(reshard_after_forward="off")
+    backward = broken.stages[0].phases["I"]
+    backward.graph.erase_node(nodes(backward, ops.release)[0])
     rejects("bounded", broken, "its release is not after it")
 
 

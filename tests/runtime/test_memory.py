@@ -83,6 +83,9 @@ CELLS = {
     "zero 3, recomputed within a budget": Cell(
         Layout(dp=2, zero=3), blocks="recompute { budget = 50% }"
     ),
+    "zero 3, kept within a limit": Cell(
+        Layout(dp=2, zero=3), "prefetch = 3, reshard_after_forward = off, max_gathered = 500KiB"
+    ),
     "pipeline, zero 1": Cell(Layout(dp=2, pp=2, zero=1, microbatches=3)),
     "zero 1, offloaded, bf16": Cell(
         Layout(dp=2, zero=1, microbatches=2), "offload_optimizer = cpu", HALF
@@ -138,6 +141,9 @@ def test_predicted_memory_is_what_ranks_hold(name: str) -> None:
         found = {c: (predicted.sizes.get(c, 0), peak.sizes.get(c, 0)) for c in CATEGORIES}
         assert predicted.total / peak.total == pytest.approx(1, abs=0.05), found
         assert predicted.host == pytest.approx(peak.host, rel=0.05)
+        if name != "zero 1, offloaded, bf16":  # `WithHost` copies parts that are there already
+            assert predicted.gathered == peak.gathered
+        assert predicted.gathered <= 500 * 2**10 or "limit" not in name
         for category, (one, other) in found.items():
             assert abs(one - other) < 0.05 * peak.total, category
 
