@@ -40,17 +40,16 @@ def clip_grad_norm(
 
 
 def grad_norm(storage: Storage, comm: Communicator, norm_type: float = 2.0) -> torch.Tensor:
-    """Return the norm of all gradients of the model, in the gradients' dtype."""
+    """Return the norm of all gradients of the model, in the dtype that they promote to."""
     grads = list(_counted_here(storage, comm))
     is_max = math.isinf(norm_type)
-    dtype = _norm_dtype(storage)
     total = torch.zeros((), dtype=torch.float64, device=storage.device)
     for grad in grads:
         part = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).to(total.device)
         total = torch.maximum(total, part) if is_max else total + part**norm_type
     for axis in norm.NORM_AXES:
         total = comm.all_reduce_start(total, axis, "max" if is_max else "sum").wait()
-    return (total if is_max else total ** (1.0 / norm_type)).to(dtype)
+    return (total if is_max else total ** (1.0 / norm_type)).to(storage.layout.norm_dtype)
 
 
 def _counted_here(storage: Storage, comm: Communicator) -> Iterator[torch.Tensor]:
@@ -75,9 +74,3 @@ def _own_rows(storage: Storage, slot: Slot, grad: torch.Tensor) -> torch.Tensor:
     first, last = storage.own_range(slot)
     end = rows * math.prod(slot.shape[1:])
     return grad.reshape(-1)[: max(0, min(end, last) - first)]
-
-
-def _norm_dtype(storage: Storage) -> torch.dtype:
-    """Return the dtype of the gradients; a rank without parameters has float32."""
-    dtypes = [p.dtype for p in storage.parameters.values() if p.requires_grad]
-    return dtypes[0] if dtypes else torch.float32

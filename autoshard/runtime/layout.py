@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.params import Flat, ParamSpec
@@ -34,6 +37,7 @@ class Layout:
 
     buckets: dict[str, Bucket]
     slots: dict[str, Slot]  # by canonical name, in the model's order
+    norm_dtype: torch.dtype  # of the gradients' norm: the same on all ranks, whatever they hold
 
     def slots_of(self, bucket: str) -> tuple[Slot, ...]:
         """Return the parameters of a bucket, in the model's order."""
@@ -57,7 +61,9 @@ def plan_layout(program: Program, stages: Iterable[int]) -> Layout:
     buckets, slots = _all_slots(program)
     held = set(stages)
     own = {name: b for name, b in buckets.items() if held & set(bucket_stages(b))}
-    return Layout(own, {fqn: slot for fqn, slot in slots.items() if slot.bucket in own})
+    here = {fqn: slot for fqn, slot in slots.items() if slot.bucket in own}
+    trained = [buckets[slot.bucket].dtype for slot in slots.values() if slot.spec.requires_grad]
+    return Layout(own, here, reduce(torch.promote_types, trained) if trained else torch.float32)
 
 
 def _all_slots(program: Program) -> tuple[dict[str, Bucket], dict[str, Slot]]:

@@ -1,17 +1,19 @@
 """P9: a weight tied over stages has one gradient, one norm and one value, for twenty steps."""
 
+from autoshard.ir.graph_function import BOUNDARY
+from autoshard.ir.program import Program
 from autoshard.testing.models import tiny_hf
 from autoshard.testing.mutants import named
 from tests.bank.equal import assert_equal, finding
 
 STEPS = 20
 PLAN = """
-mesh {{ pp = 2 }}
+mesh {{ pp = {stages} }}
 batch {{ micro_batch_size = 2, num_microbatches = 2 }}
 pipeline {{ split = before({cut}) }}
 """
-GPT2 = PLAN.format(cut="transformer.h.1")
-T5 = PLAN.format(cut="decoder")
+GPT2 = PLAN.format(stages=2, cut="transformer.h.1")
+T5 = PLAN.format(stages=3, cut="decoder, decoder.block.1")
 
 
 def test_gpt2_with_its_embedding_on_both_ends_trains_as_one_process_does() -> None:
@@ -21,15 +23,21 @@ def test_gpt2_with_its_embedding_on_both_ends_trains_as_one_process_does() -> No
 
 
 def test_t5_with_three_names_for_one_weight_trains_as_one_process_does() -> None:
-    built = tiny_hf("t5", layers=1, heads=4)
+    """All three stages read the weight: the encoder, the first decoder block, the head."""
+    built = tiny_hf("t5", layers=2, heads=4)
     names = {
         n
         for n, p in built[0].named_parameters(remove_duplicate=False)
         if p is built[0].shared.weight
     }
     assert len(names) >= 3
-    found = assert_equal(built, T5, steps=STEPS)
+    programs: list[Program] = []
+    found = assert_equal(built, T5, steps=2, mutate=programs.append)
     assert len(names & set(found.ours[0].grads)) == 1
+    assert programs[0].params["shared.weight"].homes == (0, 1, 2)
+    for stage in programs[0].stages[1:]:  # what the encoder made comes once to each decoder stage
+        arriving = list(stage.phases["F"].named(BOUNDARY))
+        assert [n for n in arriving if n.startswith("encoder")] == ["encoder.final_layer_norm"]
 
 
 def test_a_stage_that_keeps_its_own_gradient_would_be_seen() -> None:

@@ -24,6 +24,11 @@ mesh {{ dp = 2 }}
 batch {{ micro_batch_size = 1, num_microbatches = 2 }}
 zero {{ stage = {stage}, param_persistence_threshold = 0KiB }}
 """
+STAGES = """
+mesh {{ pp = 3 }}
+batch {{ micro_batch_size = 1, num_microbatches = 4 }}
+pipeline {{ split = before(blocks.0, blocks.2), schedule = {schedule} }}
+"""
 KINDS = ("elsewhere", "frozen", "scalar", "empty", "turned", "unused")
 FROZEN = {"blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias", "blocks.2.bias"}
 
@@ -86,6 +91,19 @@ def test_frozen_parameters_have_no_gradient_and_no_optimizer_state() -> None:
     for with_state, with_grad in on_ranks(built, train)[1]:
         assert with_state == with_grad and with_state
         assert not FROZEN & with_state and {n for n, _ in built[0].named_parameters()} >= FROZEN
+
+
+@pytest.mark.parametrize(("schedule", "is_first_frozen"), [("1f1b", False), ("zb_h2", True)])
+def test_a_stage_that_trains_nothing_takes_its_part(schedule: str, is_first_frozen: bool) -> None:
+    """The middle stage only hands gradients on, or gets none to hand on; the norm is one."""
+    built = odd("frozen")
+    built[0].emb.requires_grad_(not is_first_frozen)
+    found = assert_equal(built, STAGES.format(schedule=schedule))
+    trained = {n for n, p in built[0].named_parameters() if p.requires_grad}
+    assert set(found.ours[-1].grads) == trained
+    assert trained == {"blocks.2.weight", "blocks.3.weight", "blocks.3.bias", "head.weight"} | (
+        set() if is_first_frozen else {"emb.weight"}
+    )
 
 
 def adamw_in_groups(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.AdamW:

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from autoshard.cli import main
 from autoshard.schedule import make_schedule
-from tests.schedule.test_order import SENDS_FIRST
+from tests.schedule.test_order import CROSSED, SENDS_FIRST
 
 
 def test_a_good_schedule_is_exit_code_0(tmp_path: Path, capsys) -> None:
@@ -14,12 +16,20 @@ def test_a_good_schedule_is_exit_code_0(tmp_path: Path, capsys) -> None:
     assert "no deadlock under rendezvous" in capsys.readouterr().out
 
 
-def test_a_deadlock_is_exit_code_1_with_the_circle(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (SENDS_FIRST, "rank 0 does '2RECV_F0' only after '0SEND_F1'"),
+        (CROSSED, "rank 0 does '2RECV_B0' only after '0SEND_F2'"),
+    ],
+)
+def test_a_reported_deadlock_is_exit_code_1_with_the_circle(
+    text: str, line: str, tmp_path: Path, capsys
+) -> None:
     file = tmp_path / "bad.csv"
-    file.write_text(SENDS_FIRST)
+    file.write_text(text)
     assert main(["verify", "--schedule", str(file)]) == 1
-    out = capsys.readouterr().out
-    assert "rank 0 does '2RECV_F0' only after '0SEND_F1'" in out
+    assert line in capsys.readouterr().out
 
 
 def test_a_missing_file_is_one_message(capsys) -> None:

@@ -44,6 +44,24 @@ def test_the_norm_is_that_of_torch_and_equal_on_all_ranks(layout, norm_type):
             assert torch.allclose(mine, theirs.grad, rtol=1e-12)
 
 
+def test_a_rank_that_trains_nothing_returns_the_norm_in_the_dtype_of_all_others():
+    toy = Toy(pp=2)
+    program = toy.program()
+    frozen = [spec.fqn for spec in program.params if spec.homes == (1,)]
+    for name in frozen:
+        program.params.update(name, requires_grad=False)
+
+    def body(exe):
+        for parameter in exe.storage.parameters.values():
+            if parameter.requires_grad:
+                parameter.grad = parameter.detach().clone()
+        return clip_grad_norm(exe.storage, exe.comm, 1.0)
+
+    first, second = run_ranks(program, toy.values(), body)[1]
+    assert frozen and first > 0 and first.dtype == second.dtype == torch.float64
+    assert torch.equal(first, second)
+
+
 def test_infinity_on_one_rank_is_seen_by_all():
     grads = Toy().values()
     grads["b.weight"][0, 0] = float("inf")
