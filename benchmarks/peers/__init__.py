@@ -12,7 +12,7 @@ from benchmarks.peers.ddp import ddp
 from benchmarks.peers.fsdp2 import fsdp2 as sharded
 from benchmarks.peers.model import build_model
 from benchmarks.peers.ours import ours
-from benchmarks.peers.pipeline import pipeline, pipeline_tensor
+from benchmarks.peers.pipeline import SCHEDULES, pipeline, pipeline_tensor
 from benchmarks.peers.tensor import dtensor, fsdp2_dtensor
 from benchmarks.peers.trainer import Trainer, eager
 
@@ -31,10 +31,7 @@ PEERS: dict[str, Callable[[Size], Trainer]] = {
     "fsdp2 kept, messages": partial(sharded, kept=True, messages=True),
     "dtensor": dtensor,
     "dtensor sp": partial(dtensor, sequence=True),
-    **{
-        f"torch {name}": partial(pipeline, schedule=name)
-        for name in ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
-    },
+    **{f"torch {name}": partial(pipeline, schedule=name) for name in SCHEDULES},
     "torch 1F1B, dtensor": pipeline_tensor,
     "fsdp2, dtensor sp": fsdp2_dtensor,
     "fsdp2, dtensor sp, messages": partial(fsdp2_dtensor, messages=True),

@@ -14,9 +14,11 @@ from benchmarks.peers.model import GPT, build_model, global_batch, token_loss
 from benchmarks.peers.tensor import optimizer_of, split
 from benchmarks.peers.trainer import Trainer
 
-VIRTUAL = {"Interleaved1F1B": 2, "ZBVZeroBubble": 2}
+VIRTUAL = {"Interleaved1F1B": 2, "ZBVZeroBubble": 2, "DualPipeV": 2}
+ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", *ZERO_BUBBLE)
 SINGLE = ("GPipe", "1F1B")  # schedules that take one stage rather than a list
-FOLDED = ("ZBVZeroBubble",)  # rank 0 has the first and the last stage
+FOLDED = ("ZBVZeroBubble", "DualPipeV")  # rank 0 has the first and the last stage
 
 
 class Part(nn.Module):
