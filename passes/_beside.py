@@ -41,6 +41,8 @@ def find_parts(function: GraphFunction, flops_per_byte: int, units: Units) -> li
     compute ``flops_per_byte`` for each byte of the result. A collective with no matrix product to
     hide behind takes half of those of the one before it. ``units`` are what ZeRO will make.
     """
+    if not any(node.target in STARTS for node in function.graph.nodes):
+        return []
     live, parts, stretch = LiveBytes(function, units), list[Part](), list[Node]()
     for node in function.graph.nodes:
         if node.op != "call_function":

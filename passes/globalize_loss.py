@@ -138,6 +138,8 @@ class _BatchTracking:
 
     def counted(self, node: Node, ins: tuple[Placement, ...]) -> list[Node] | None:
         """Replace a batch-only sum that is used in a non-linear way by its global value."""
+        if not any(isinstance(placement, Partial) for placement in ins):
+            return None
         choice = self.choice(node, ins)
         for value, have, want in zip(tensor_inputs(node), ins, choice.wants, strict=True):
             is_sum = isinstance(have, Partial) and not isinstance(want, Partial)

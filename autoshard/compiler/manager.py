@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from autoshard.collector import collector_paused
 from autoshard.compiler.pass_base import Pass, PassContext
 from autoshard.compiler.pipeline import Pipeline
 from autoshard.diagnostics import AutoshardError, Remark
@@ -20,6 +21,7 @@ from autoshard.ir.program import JournalEntry, Program
 Observer = Callable[[Pass, Program], None]
 
 
+@collector_paused()
 def compile_program(
     captured: Program,
     resolved: Resolved,
@@ -57,7 +59,8 @@ def count_collectives(program: Program) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for _, function in program.functions():
         for node in function.graph.nodes:
-            counts.update(f"{t.axis} {t.kind}" for t in node_traffic(node))
+            for traffic in node_traffic(node):
+                counts[f"{traffic.axis} {traffic.kind}"] += 1
     return dict(sorted(counts.items()))
 
 

@@ -28,9 +28,7 @@ def is_view(node: Node) -> bool:
         return False
     if node.target is operator.getitem:
         return is_view(node.args[0])
-    if node.target in _HIDDEN_VIEWS:
-        return True
-    return isinstance(node.target, OpOverload) and _returns_alias(node.target)
+    return _returns_alias(node.target)
 
 
 def view_base(node: Node) -> Node:
@@ -64,7 +62,9 @@ def cheap_base(node: Node) -> Node:
 
 
 @cache
-def _returns_alias(op: OpOverload) -> bool:
+def _returns_alias(op: object) -> bool:
+    if op in _HIDDEN_VIEWS or not isinstance(op, OpOverload):
+        return op in _HIDDEN_VIEWS
     aliases = [result.alias_info for result in op._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 

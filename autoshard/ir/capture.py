@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from autoshard.collector import collector_paused
 from autoshard.compat import (
     ExportedProgram,
     FakeTensorMode,
@@ -125,6 +126,7 @@ def _described(names: tuple[str, ...]) -> str:
     return listed or "no tensor at all"
 
 
+@collector_paused()
 def _export(
     model: nn.Module,
     microbatch: object,

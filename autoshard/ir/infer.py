@@ -6,40 +6,22 @@ import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 
 import torch
 from torch.fx import Node
 
+from autoshard.ir.decide import Axis, Question, Value
 from autoshard.ir.graph_function import ACCUMULATED, FLAT, FLAT_GRAD, GraphFunction
 from autoshard.ir.masks import mask_of, mask_problem
 from autoshard.ir.node_info import info, origin, val
 from autoshard.ir.params import Flat, ParamSpec
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Program
-from autoshard.ir.rules.call import Choice, Shape, call_of, shapes_of, tensor_inputs
-from autoshard.ir.rules.table import choose
+from autoshard.ir.rules.call import Choice, Shape, shapes_of, tensor_inputs
 from autoshard.ir.uniform import Uniformity
 from autoshard.ir.user_line import place_of
-from autoshard.mesh import is_data_parallel
 from autoshard.ops import collectives
-
-Value = Placement | None  # None: not known, something before it has no rule
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The mesh axis that is looked at, and by what a shard's dimension is longer globally."""
-
-    name: str
-    size: int  # what a split dimension must be divisible by
-    scale: int  # 1 where the graph's shapes are global
-
-    @property
-    def is_data(self) -> bool:
-        """Tell whether ranks along the axis read different samples."""
-        return is_data_parallel(self.name)
 
 
 @dataclass
@@ -229,54 +211,10 @@ class Inference:
         from the placement that the rule infers from the global shape. So each is tried. A view
         can have several readings of the same local data: the simplest one is taken.
         """
-        local = shapes_of(node)
-        if self.axis.scale == 1 or not any(isinstance(p, Shard) for p in ins):
-            return self._choose(node, ins, local)
-        dims = range(max((len(shape) for shape in local), default=0))
-        tried = [self._settle(node, ins, guess) for guess in (REPLICATE, *map(Shard, dims))]
-        fitting = [c for c, is_settled in tried if is_settled and c.wants == ins]
-        if len(local) == 1 and len(fitting) > 1:
-            self.readings[node] = tuple(dict.fromkeys(c.outs[0] for c in fitting))
-        return min(fitting, key=partial(self._simplicity, node, ins)) if fitting else tried[0][0]
-
-    def _simplicity(
-        self, node: Node, ins: tuple[Placement, ...], choice: Choice
-    ) -> tuple[int, int, bool, bool]:
-        """Return an order of readings: fewest blocks and sums, as recorded, tokens as tokens.
-
-        A micro-batch of one sample makes outputs of extent 1, which also read as a sum over the
-        ranks; and its tokens, when they come apart from it, as one sample of each rank.
-        """
-        shards = [p for p in choice.outs if isinstance(p, Shard)]
-        blocks, sums = sum(len(p.blocks) for p in shards), choice.outs.count(PARTIAL)
-        named = "dp" if self.axis.is_data else self.axis.name
-        recorded = info(node).placements.get(named)  # nothing where lowering added it
-        is_new = recorded is not None and recorded != choice.outs[0]
-        return blocks, sums, is_new, self._is_one_sample(node, ins, choice)
-
-    def _is_one_sample(self, node: Node, ins: tuple[Placement, ...], choice: Choice) -> bool:
-        """Tell whether a longer split dim is read as one sample of each rank of a tensor axis."""
-        first = choice.outs[0] == Shard(0) and shapes_of(node)[0][:1] == (1,)
-        return not self.axis.is_data and first
-
-    def _settle(
-        self, node: Node, ins: tuple[Placement, ...], guess: Placement
-    ) -> tuple[Choice, bool]:
-        """Return the choice when outputs lie as guessed, or as chosen then; and if that holds."""
-        local = shapes_of(node)
-        outs = tuple(self._global(shape, guess) for shape in local)
-        choice = self._choose(node, ins, outs)
-        agreed = tuple(map(self._global, local, choice.outs))
-        if agreed == outs:
-            return choice, True
-        again = self._choose(node, ins, agreed)
-        return again, tuple(map(self._global, local, again.outs)) == agreed
-
-    def _choose(self, node: Node, ins: tuple[Placement, ...], outs: tuple[Shape, ...]) -> Choice:
-        def shapes(other: Node) -> tuple[Shape, ...]:
-            return outs if other is node else self._shapes(other)
-
-        return choose(call_of(node, self.axis.size, shapes, axis=self.axis.name), ins)
+        found = Question(self.axis, node, ins, self._shapes).decided
+        if found.readings:
+            self.readings[node] = found.readings
+        return found.choice
 
     def _item(self, node: Node) -> Value:
         source, index = node.args
@@ -332,14 +270,7 @@ class Inference:
         """Return the global shapes of an input's tensors."""
         held, local = self.env[node], shapes_of(node)
         placements = held if isinstance(held, tuple) else (held,) * len(local)
-        return tuple(map(self._global, local, placements))
-
-    def _global(self, shape: Shape, placement: Value) -> Shape:
-        if not isinstance(placement, Shard) or placement.dim >= len(shape):
-            return shape
-        scaled = list(shape)
-        scaled[placement.dim] *= self.axis.scale
-        return tuple(scaled)
+        return tuple(map(self.axis.whole, local, placements))
 
     def _report_form(self, node: Node, ins: tuple[Value, ...], form: str) -> None:
         """Report an operator that computes something else on parts than on the whole."""

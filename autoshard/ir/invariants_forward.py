@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autoshard.diagnostics import PassError, PlacementError
+from autoshard.ir.decide import Axis
 from autoshard.ir.graph_function import LOSS, PARAM, GraphFunction
-from autoshard.ir.infer import Axis, Inference
+from autoshard.ir.infer import Inference
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import Partial, Shard, divides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
@@ -153,17 +154,16 @@ def _check_operations(stage: Stage) -> None:
         )
 
 
-def _operations(function: GraphFunction) -> Counter:
+def _operations(function: GraphFunction) -> Counter[object]:
     """Count torch's operations that compute; storage passes add only views, zeros and ours."""
-    return Counter(
-        str(node.target)
-        for node in function.graph.nodes
-        if isinstance(node.target, OpOverload)
-        and node.target.namespace != NAMESPACE
-        and node.target is not torch.ops.aten.new_zeros.default
-        and not is_cheap(node)
-        and not _casts_gathered(node)
-    )
+    computing = [node for node in function.graph.nodes if _is_counted(node.target)]
+    return Counter(n.target for n in computing if not is_cheap(n) and not _casts_gathered(n))
+
+
+@cache
+def _is_counted(op: object) -> bool:
+    is_torch = isinstance(op, OpOverload) and op.namespace != NAMESPACE
+    return is_torch and op is not torch.ops.aten.new_zeros.default
 
 
 def _casts_gathered(node: Node) -> bool:

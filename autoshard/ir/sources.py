@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from autoshard.ir.decide import Axis, Value
 from autoshard.ir.graph_function import (
     BATCH,
     BOUNDARY,
@@ -17,7 +18,6 @@ from autoshard.ir.graph_function import (
     TANGENT,
     Port,
 )
-from autoshard.ir.infer import Axis, Value
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Bucket, Program

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from autoshard.diagnostics import AutoshardError
+from autoshard.ir.decide import Axis, Value
 from autoshard.ir.graph_function import (
     BOUNDARY,
     FLAT,
@@ -27,7 +28,7 @@ from autoshard.ir.graph_function import (
     GraphFunction,
     Port,
 )
-from autoshard.ir.infer import Axis, Inference, Value, is_zero
+from autoshard.ir.infer import Inference, is_zero
 from autoshard.ir.invariants import CHECKERS
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from autoshard.ir.program import Bucket, Program, Stage

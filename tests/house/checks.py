@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 80
 # One line a layer, lowest first. A room imports from its own layer and the lower ones, except for
 # the pairs in FORBIDDEN; only in the top layer do compiler, passes and runtime meet.
 LAYERS = (
-    ("source", "diagnostics", "units"),
+    ("source", "diagnostics", "units", "collector"),
     ("mesh", "plan", "model_facts", "schedule"),
     ("compat", "ops", "dsl", "_native"),
     ("ir",),
@@ -34,9 +34,19 @@ FORBIDDEN = {
     "ops": {"dsl"},
     "dsl": {"ops", "compat", "_native"},
 }
-TORCH_FREE = {"source", "diagnostics", "units", "mesh", "plan", "model_facts", "schedule", "dsl"}
+TORCH_FREE = {
+    "source",
+    "diagnostics",
+    "units",
+    "collector",
+    "mesh",
+    "plan",
+    "model_facts",
+    "schedule",
+    "dsl",
+}
 HEAVY = {"torch", "transformers", "numpy"}
-STDLIB_ONLY = {"source", "diagnostics", "units"}
+STDLIB_ONLY = {"source", "diagnostics", "units", "collector"}
 # Rooms whose functions may import: cli answers without torch, ops tries the native library.
 LATE_IMPORTS = {"cli", "ops", "testing", "__main__", ""}
 PASS_FILES_WITHOUT_PASS = {"__init__", "pipelines"}
