@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -10,7 +11,8 @@ import torch.distributed as dist
 
 from autoshard.diagnostics import RuntimeMismatchError
 from autoshard.runtime.failure import first_line, pack_error, unpack_error
-from autoshard.runtime.work import named
+from autoshard.runtime.peers import ended, here
+from autoshard.runtime.work import lost
 
 T = TypeVar("T")
 
@@ -21,8 +23,10 @@ class Control:
     def __init__(
         self, rank: int = 0, size: int = 1, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Use ``group``, which must hold all ranks and carry CPU tensors."""
+        """Use ``group``, which must hold all ranks and carry CPU tensors; all ranks call this."""
         self.rank, self.size, self._group = rank, size, group
+        self._places: tuple[str, ...] = ()
+        self._places = tuple(self.gather_text(here())) if size > 1 else ()
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return every rank's numbers (as many on each rank), by rank."""
@@ -44,15 +48,26 @@ class Control:
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        with named("agreement of all ranks"):
+        with self._named("agreement of all ranks"):
             dist.all_gather(rows, mine, group=self._group)
         return rows
 
-    def broadcast(self, value: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's value; the others give a CPU tensor of its shape and dtype."""
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Say what failed when a backend fails, and which ranks have ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise lost(what, error, ended(self._places)) from error
+
+    def broadcast(self, value: torch.Tensor, what: str = "broadcast from rank 0") -> torch.Tensor:
+        """Return rank 0's value; the others give a CPU tensor of its shape and dtype.
+
+        ``what`` says in words what is sent, for the error of a rank that is left alone.
+        """
         if self.size > 1:
             value = value.contiguous()
-            with named("broadcast from rank 0"):
+            with self._named(what):
                 dist.broadcast(value, 0, group=self._group)
         return value
 
@@ -69,7 +84,8 @@ class Control:
                 raw = work()
             except Exception as error:  # whatever it is, the other ranks must hear of it
                 raw, failure = pack_error(error), error
-        size, failed = self.broadcast(torch.tensor([len(raw), failure is not None])).tolist()
+        head = torch.tensor([len(raw), failure is not None])
+        size, failed = self.broadcast(head, "waiting for rank 0, which compiles,").tolist()
         # One byte more: a buffer may not be empty.
         flat = torch.frombuffer(bytearray(raw + b"\0"), dtype=torch.uint8)
         flat = self.broadcast(flat if self.rank == 0 else torch.zeros(size + 1, dtype=torch.uint8))

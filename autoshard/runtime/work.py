@@ -110,13 +110,19 @@ def describe(item: Transfer) -> str:
     return f"{kind} {item.peer} of {list(item.value.shape)} over axis '{item.axis}'"
 
 
-def lost(what: str, error: RuntimeError) -> CommunicationError:
-    """Return the error that says which operation failed: a backend only gives a bare reason."""
+def lost(what: str, error: RuntimeError, ended: str = "") -> CommunicationError:
+    """Return the error that says which operation failed: a backend only gives a bare reason.
+
+    ``ended`` says which ranks are known to have ended, and how.
+    """
     reason = (str(error).splitlines() or ["no reason given"])[0]
-    return CommunicationError(
-        f"{what} failed: {reason}",
-        help="another rank stopped or hangs: its own message names the cause",
-    )
+    if not ended:
+        help = "another rank stopped or hangs: its own message names the cause"
+        return CommunicationError(f"{what} failed: {reason}", help=help)
+    help = "its own output names the cause"
+    if "SIGKILL" in ended:
+        help = "SIGKILL comes from outside: from the system when memory runs out, or from a person"
+    return CommunicationError(f"{what} failed: {ended}", help=help, notes=(reason,))
 
 
 @contextmanager
