@@ -22,7 +22,8 @@ _TESTING = os.path.join(_OURS, "testing")
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 # Transformers' models are user code for our purpose, its helpers are not.
 _MODELING = re.compile(r"[/\\]transformers[/\\]models[/\\]")
-
+# Code of no file: of `python -c`, a pipe, a prompt or a notebook.
+_TYPED = re.compile(r"<(string|stdin|(i?python-)?input.*|ipython.*)>$")
 Frame = tuple[str, int, str]  # file, line, code
 
 
@@ -61,9 +62,12 @@ def place_of(source: str) -> str:
 
 
 def _choose(frames: Iterable[Frame]) -> str:
+    frames = tuple(frames)
     known = [frame for frame in frames if not _is_plumbing(frame[0])]
     own = [frame for frame in known if _is_model_code(frame[0])]
-    return _text(*(own or known)[-1]) if known else ""
+    typed = [frame for frame in frames if _TYPED.match(frame[0])]
+    found = own or known or typed
+    return _text(*found[-1]) if found else ""
 
 
 def _text(file: str, line: int, code: str) -> str:

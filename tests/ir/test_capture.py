@@ -15,6 +15,7 @@ from autoshard.ir.graph_function import BATCH, BUFFER, LOSS, OUTPUT, PARAM, RNG,
 from autoshard.ir.node_info import info
 from autoshard.ir.printer import print_function
 from autoshard.ir.program import Program
+from autoshard.ir.user_line import user_line
 from autoshard.mesh import Mesh
 from autoshard.ops.dropout import DropoutArgs, dropout
 from autoshard.testing.models import tiny_gpt, tiny_hf
@@ -287,3 +288,16 @@ def test_bloom_176b_on_the_meta_device_is_captured_without_its_numbers() -> None
     assert sum(math.prod(spec.shape) for spec in program.params) > 176e9
     assert not program.compared.was_compared and grown_kib < 1 << 20
     assert "70 x transformer.h.0 .. transformer.h.69" in print_function(program.forward)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["<string>", "<frozen importlib>"], "<string>:2"),  # `python -c`
+        (["<python-input-3>", "<eval_with_key>.1"], "<python-input-3>:2"),  # a prompt
+        (["mine.py", "<string>"], "mine.py:2"),  # a dataclass' own __init__
+        (["<eval_with_key>.1"], ""),
+    ],
+)
+def test_code_of_no_file_is_told_where_there_is_no_other(files, told):
+    assert user_line("\n".join(f'File "{file}", line 2, in loss' for file in files)) == told
