@@ -12,6 +12,9 @@ changes them little. Models are on the meta device, nothing is run.
     layers N     a narrow BLOOM of N layers on 4 ranks (pp 4): what grows with depth
     stages N     the same, 4 layers to a stage: what grows with the number of equal stages
 
+A last line tells where `parallelize` of a model of two layers spends its start: in torch's imports
+(with those that torch.export makes when it first runs), in ours (with the parser's), beside both.
+
 `--quick` takes 22 layers of BLOOM-176B and leaves out the deepest models.
 """
 
@@ -46,6 +49,16 @@ GPT2_RULES = """tensor {
   }
   lm_head: vocab(pad=128)
 }"""
+
+START = """
+import torch, autoshard
+from torch import nn
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+plan = "autoshard 1\\nbatch { micro_batch_size = 2 }\\n"
+loss = lambda out, batch: out.square().mean()
+autoshard.parallelize(model, plan, example=(torch.randn(2, 16),), loss=loss, cache=False)
+"""
+OURS = ("autoshard", "lark")  # packages; torch imports nothing of the latter
 
 
 def plan_of(kind: str, layers: int) -> str:
@@ -107,6 +120,22 @@ def measure(row: str) -> dict[str, object]:
     return {"row": row, **json.loads(done.stdout.splitlines()[-1])}
 
 
+def start_up() -> str:
+    """Return where a process of a small model's first call spends its seconds (wall time)."""
+    began = time.perf_counter()
+    words = [sys.executable, "-X", "importtime", "-c", START]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    total = time.perf_counter() - began
+    lines = [line.partition(":")[2].split("|") for line in done.stderr.splitlines()]
+    times = [(int(own), name.strip()) for own, _, name in lines if own.strip().isdigit()]
+    ours = sum(time for time, name in times if name.split(".")[0] in OURS) / 1e6
+    theirs = sum(time for time, _ in times) / 1e6 - ours
+    return (
+        f"start-up of a small model: {total:.2f} s, of it imports of torch's {theirs:.2f},"
+        f" of ours {ours:.2f} (x {ours / theirs:.2f}), all else {total - ours - theirs:.2f}"
+    )
+
+
 def table(rows: list[dict[str, object]]) -> str:
     """Return the rows as text, then how what follows capture grows."""
     lines = ["CPU seconds       import capture    rest   total  peak MiB   nodes"]
@@ -136,7 +165,9 @@ def main() -> int:
         run_one(kind, int(layers))
         return 0
     rows = [measure(row) for row in (QUICK if args.quick else FULL)]
-    print(json.dumps({"rows": rows}) if args.json else table(rows))
+    started = start_up()
+    found = {"rows": rows, "start": started}
+    print(json.dumps(found) if args.json else f"{table(rows)}\n{started}")
     return 0
 
 

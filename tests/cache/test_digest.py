@@ -12,7 +12,10 @@ from torch import nn
 
 from autoshard.cache.digest import Digest, Opaque
 from autoshard.cache.key import model_parts, program_key, versions
+from autoshard.diagnostics import CaptureError
 from autoshard.dsl.load import load
+from autoshard.frontend import capture_plan, compile_plan
+from autoshard.ir.save import captured_bytes
 from autoshard.source import Source
 from autoshard.testing.models import tiny_gpt, token_batch
 
@@ -147,6 +150,27 @@ def test_cycles_and_lists_of_modules_end():
     model.me, model.parts = [model], [model.fc]
     model.parts.append(model.parts)
     assert of(model) == of(model)
+
+
+def hooked(scale):
+    """Return a model whose forward hooks a value: capture drops the hook without a word."""
+
+    class Hooked(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            y.register_hook(lambda gradient: gradient * scale)
+            return y.sum()
+
+    return Hooked(4, 4)
+
+
+def test_code_that_the_captured_graph_does_not_show_is_in_the_digest():
+    plan, batch = load(Source("x.plan", PLAN)).require(), (torch.randn(2, 4),)
+    one, two = (captured_bytes(capture_plan(hooked(by), plan, batch)) for by in (1, 3))
+    assert one == two  # a hit by the graph alone would skip the comparison that finds the hook
+    assert of(hooked(1)) == of(hooked(1)) != of(hooked(3))
+    with pytest.raises(CaptureError, match="is not the eager model"):
+        compile_plan(hooked(3), plan, batch, compare=True, until="canonicalize")
 
 
 # the key of a program -----------------------------------------------------------------------------
