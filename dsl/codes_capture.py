@@ -29,7 +29,9 @@ CAPTURE_PAGES: Mapping[str, Page] = {
     "AS703": Page(
         "the model is not plain",
         "Give the model as it was before DistributedDataParallel, FSDP, torch.compile, "
-        "quantization or autocast, on one device or all on meta: the plan says what they say.",
+        "quantization or autocast, on one device or all on meta: the plan says what they say. "
+        "A trained parameter of complex numbers is kept as its two parts (torch.view_as_real); "
+        "complex buffers and values are fine.",
     ),
     "AS704": Page(
         "a hook",

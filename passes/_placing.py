@@ -6,7 +6,6 @@ inputs must become); both see the same choices because both ask here.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -14,7 +13,7 @@ from torch.fx import Node
 from autoshard.diagnostics import PlacementError
 from autoshard.dsl.resolve import Resolved
 from autoshard.ir.graph_function import PARAM, GraphFunction
-from autoshard.ir.node_info import info, val
+from autoshard.ir.node_info import info, may_have_gradient, val
 from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Program
 from autoshard.ir.rules.call import Choice, call_of, tensor_inputs
@@ -54,7 +53,8 @@ class Reader:
             return REPLICATE
         if isinstance(held, Partial) and len(node.users) > 1:
             return self.token_shard(node) or REPLICATE
-        is_whole = isinstance(held, Replicate) and node.op == "call_function" and _is_float(node)
+        is_whole = isinstance(held, Replicate) and node.op == "call_function"
+        is_whole = is_whole and may_have_gradient(val(node))
         return (self.token_shard(node) or held) if is_whole else held
 
     def choice(self, node: Node) -> Choice:
@@ -146,13 +146,6 @@ def needs_grad(program: Program) -> set[Node]:
     for node in function.graph.nodes:
         if node.op != "call_function" or "detach" in str(node.target):
             continue
-        floating = node.target is operator.getitem or _is_float(node)
-        if floating and any(n in found for n in node.all_input_nodes):
+        if may_have_gradient(val(node)) and any(n in found for n in node.all_input_nodes):
             found.add(node)
     return found
-
-
-def _is_float(node: Node) -> bool:
-    value = val(node)
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(v is not None and v.is_floating_point() for v in values)

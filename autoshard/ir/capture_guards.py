@@ -190,6 +190,13 @@ def _refuse_odd_tensors(model: nn.Module) -> None:
                 code="AS703",
                 help="give the plain model, before it is sharded or quantized",
             )
+        if value.is_complex() and value.requires_grad:
+            raise CaptureError(
+                f"`{name}` is a trained parameter of complex numbers",
+                code="AS703",
+                help="train its two parts: keep torch.view_as_real(w) as the nn.Parameter, and"
+                f" read torch.view_as_complex(self.{name.rpartition('.')[2]}) in forward",
+            )
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:

@@ -23,7 +23,7 @@ from autoshard.ir.graph_function import (
     GraphFunction,
     Port,
 )
-from autoshard.ir.node_info import NodeInfo, set_info
+from autoshard.ir.node_info import NodeInfo, may_have_gradient, set_info
 from autoshard.ir.params import ParamTable
 from autoshard.ir.rewrite import legal_name
 from autoshard.ir.user_line import user_line
@@ -153,17 +153,11 @@ def _add_call(build: _Builder, node: Node) -> None:
         made = build.graph.call_function(op, args, kwargs)
         set_info(made, _origin(node))
         refake(made, build.mode)
-        if grad and not is_detach and _is_float(made):
+        if grad and not is_detach and may_have_gradient(made.meta.get("val")):
             build.needs_grad.add(made)
         return made
 
     build.nodes[node] = respell(node, args, kwargs, make)
-
-
-def _is_float(node: Node) -> bool:
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
 
 
 def _origin(node: Node) -> NodeInfo:

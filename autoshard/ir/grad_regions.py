@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from autoshard.compat import AUTOCAST_REGION, SET_GRAD_REGION
+from autoshard.ir.node_info import may_have_gradient
 
 aten = torch.ops.aten
 _DETACH = aten.detach.default
@@ -123,18 +124,14 @@ class _Inliner:
 
     def read(self, value: Node, enabled: bool) -> Node:
         """Return ``value``, detached where it comes from a region without gradients."""
-        if not enabled or value not in self.without_grad or not _is_float(value):
+        is_open = not enabled or value not in self.without_grad
+        if is_open or not may_have_gradient(value.meta.get("val")):
             return value
         if value not in self.detached:
             made = self.graph.call_function(_DETACH, (value,))
             made.meta = dict(value.meta)
             self.detached[value] = made
         return self.detached[value]
-
-
-def _is_float(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _is_its_input(node: Node) -> bool:

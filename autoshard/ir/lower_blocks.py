@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from autoshard.ir.extract import extract
 from autoshard.ir.graph_function import BOUNDARY, GRAD, PARAM, TANGENT, GraphFunction, Port
 from autoshard.ir.lower import Differentiation, lower
-from autoshard.ir.node_info import info, set_info
+from autoshard.ir.node_info import info, may_have_gradient, set_info
 from autoshard.ir.rewrite import legal_name
 from autoshard.ir.stamp import Outline, outline, stamp
 from autoshard.ir.tidy import tidy
@@ -58,16 +58,10 @@ def gradient_reaches(function: GraphFunction, inputs: Iterable[Port]) -> set[Nod
     found = {node for port, node in pairs if port in roots}
     for node in function.graph.nodes:
         reaches = node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)
-        if reaches and node.target is not aten.detach.default and _is_differentiable(node):
+        is_detached = node.target is aten.detach.default
+        if reaches and not is_detached and may_have_gradient(node.meta["val"]):
             found.add(node)
     return found
-
-
-def _is_differentiable(node: Node) -> bool:
-    value = node.meta["val"]
-    if isinstance(value, torch.Tensor):
-        return value.dtype.is_floating_point or value.dtype.is_complex
-    return True  # a tuple: its items are looked at where they are picked
 
 
 @dataclass

@@ -56,6 +56,13 @@ def origin(node: Node, path: str | None = None) -> str:
     return f"{(record.path if path is None else path) or 'model'} ({', '.join(places)})"
 
 
+def may_have_gradient(value: object) -> bool:
+    """Tell whether a value is a tensor of floats or complex numbers, or holds one."""
+    if isinstance(value, (tuple, list)):
+        return any(map(may_have_gradient, value))
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
 def set_info(node: Node, record: NodeInfo) -> None:
     """Write the node's record. For capture, lowering and the Rewriter."""
     node.meta[KEY] = record

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from autoshard.compat import AUTOCAST_REGION, ExportedProgram, has_autograd
 from autoshard.diagnostics import CaptureError
+from autoshard.ir.node_info import may_have_gradient
 from autoshard.ir.user_line import span_of, user_line
 
 _KNOWN_NAMESPACES = ("aten", "prims", "autoshard", "_operator")
@@ -124,8 +125,7 @@ def _loses_gradient(node: Node) -> bool:
         return False
     if node.target.namespace in _KNOWN_NAMESPACES or has_autograd(node.target):
         return False
-    values = (source.meta.get("val") for source in node.all_input_nodes)
-    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
+    return any(may_have_gradient(source.meta.get("val")) for source in node.all_input_nodes)
 
 
 def _check_mutations(exported: ExportedProgram, leaves: Sequence[str]) -> None:

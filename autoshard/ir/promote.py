@@ -91,5 +91,7 @@ def _makes_floats(node: Node) -> bool:
 
 
 def _raised(value: object, dtype: torch.dtype) -> object:
-    """Return ``dtype`` for a float type and anything else as it is."""
-    return dtype if value in _FLOATS and isinstance(value, torch.dtype) else value
+    """Return ``dtype`` for a float type, its complex type for one, and anything else as it is."""
+    if not isinstance(value, torch.dtype):
+        return value
+    return dtype.to_complex() if value.is_complex else dtype if value in _FLOATS else value

@@ -22,6 +22,11 @@ _SAME_WHEN_SAME_SHAPE = frozenset(
     {aten.view.default, aten._unsafe_view.default, aten.expand.default}
 )
 
+_WRITERS = {  # what writes the piece that a view reads
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.select.int: aten.select_scatter.default,
+}
+
 
 def tidy(function: GraphFunction) -> GraphFunction:
     """Clean ``function`` in place and return it; values and their order stay the same."""
@@ -107,19 +112,45 @@ def erase_dead(function: GraphFunction) -> None:
 
 
 def _make_functional(function: GraphFunction) -> None:
-    """Replace in-place operations on fresh values, which some composite operations contain."""
+    """Replace in-place operations on fresh values, which some composite operations contain.
+
+    What changes a piece of a fresh value, as the backward of a real Fourier transform does, becomes
+    a new piece and a new whole.
+    """
     for node in list(function.graph.nodes):
         op = node.target
         if not isinstance(op, OpOverload) or not op._schema.is_mutable:
             continue
         changed = node.args[0]
         packet = getattr(aten, op._schema.name.split("::")[1].removesuffix("_"), None)
-        views = [user for user in changed.users if is_view(user) and user is not node]
-        if packet is None or changed.op == "placeholder" or is_view(changed) or views:
+        if packet is None or not _may_change(changed, node, _after(node)):
             raise InternalError(f"lowering left the in-place operation {op} in the graph")
         node.target = getattr(packet, op._overloadname)
-        later = _after(node)
-        changed.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
+        _become(changed, node)
+
+
+def _may_change(value: Node, by: Node, later: set[Node]) -> bool:
+    """Tell whether a value is fresh, and no view but ``by`` would keep showing its old elements."""
+    views = [user for user in value.users if user not in later and is_view(user)]
+    if value.op == "placeholder" or set(views) - {by}:
+        return False
+    return not is_view(value) or (
+        value.target in _WRITERS and _may_change(value.args[0], value, later)
+    )
+
+
+def _become(old: Node, new: Node) -> None:
+    """Let what follows ``new`` read it in place of ``old``; of a piece, the whole with it."""
+    later = _after(new)
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user in later)
+    if old.target not in _WRITERS:
+        return
+    whole = old.args[0]
+    with new.graph.inserting_after(new):
+        args = (whole, new, *old.args[1:])
+        written = new.graph.call_function(_WRITERS[old.target], args, dict(old.kwargs))
+    written.meta = dict(new.meta) | {"val": whole.meta["val"]}
+    _become(whole, written)
 
 
 def _after(node: Node) -> set[Node]:

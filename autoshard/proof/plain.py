@@ -19,7 +19,7 @@ from autoshard.ir.extract import extract
 from autoshard.ir.graph_function import COUNT, LOSS, PARAM, GraphFunction, Port
 from autoshard.ir.loss_by_token import loss_by_token
 from autoshard.ir.lower import Differentiation, lower
-from autoshard.ir.node_info import info, val
+from autoshard.ir.node_info import info, may_have_gradient, val
 from autoshard.ir.program import Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import bound_arguments, shapes_of
@@ -228,13 +228,9 @@ def _pulled(function: GraphFunction, trained: Collection[str]) -> set[Node]:
     found = {n for name, n in function.named(PARAM).items() if name in trained}
     for node in function.graph.nodes:
         reads = node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)
-        if reads and _is_float(val(node)):
+        if reads and may_have_gradient(val(node)):
             found.add(node)
     return found
-
-
-def _is_float(value: object) -> bool:
-    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def _differentiate(segments: list[_Segment], pulled: set[Node], loss: Node) -> None:
@@ -276,7 +272,7 @@ def _lower(segment: _Segment, pulled: set[Node], wanting: set[Node]) -> GraphFun
     gradients = {
         port: Port(GRADIENT, port.name)
         for port, node in zip(ports, segment.inputs, strict=True)
-        if node in pulled and val(node).is_floating_point()
+        if node in pulled and may_have_gradient(val(node))
     }
     return lower(function, Differentiation(seeds, gradients if seeds else {}))
 

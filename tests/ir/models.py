@@ -252,6 +252,18 @@ class Noise(Plain):
         return (self.fc(x) + torch.rand_like(x)).sum()
 
 
+class ComplexGate(nn.Module):
+    """Trains complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Turn x (B, D)."""
+        return (x * self.gate).real.sum()
+
+
 class Mistake(Plain):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x.view(3, 5)).sum()

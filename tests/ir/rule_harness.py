@@ -69,7 +69,7 @@ def run(op: object, bound: dict[str, object], values: list[torch.Tensor]) -> obj
 def placements(value: torch.Tensor, size: int) -> Iterator[Placement]:
     """Yield the ways in which a value may lie: whole, split along each dim, in blocks, partial."""
     yield REPLICATE
-    if value.is_floating_point():
+    if value.is_floating_point() or value.is_complex():
         yield PARTIAL
     for dim, extent in enumerate(value.shape):
         if extent % size == 0 and extent:
@@ -183,7 +183,7 @@ def _check_choice(
         assert got.shape == want.shape, f"{op} {choice}: {tuple(got.shape)}"
         if not is_defined:
             continue
-        if want.is_floating_point():
+        if want.is_floating_point() or want.is_complex():
             error = {"rtol": 1e-10, "atol": 1e-10, "equal_nan": True, "check_dtype": False}
             torch.testing.assert_close(got, want, **error, msg=f"{op} {choice}")
         else:

@@ -42,6 +42,7 @@ REFUSED = [
     (models.Remembers(), "AS707", "keeps a tensor in its attribute `memory`", "return it"),
     (models.Collects(), "AS707", "keeps a tensor in its attribute `seen`", "return it"),
     (models.Noise(), "AS709", "random operator `aten.rand_like.default`", "torch.rand_like(x)"),
+    (models.ComplexGate(), "AS703", "`gate` is a trained parameter of complex", "view_as_real(w)"),
     (models.Mistake(), "AS700", "RuntimeError: shape '[3, 5]' is invalid", "x.view(3, 5)"),
 ]
 

@@ -14,6 +14,7 @@ from autoshard.ir.rules.factors import Factors, solve
 from autoshard.ops import collectives
 from tests.ir import rule_cases as forward
 from tests.ir import rule_cases_backward as backward
+from tests.ir import rule_cases_transforms as transforms
 from tests.ir.rule_cases import Case, f
 from tests.ir.rule_harness import check_rule
 from tests.ir.rule_sizes import LOCAL, shape_of_output
@@ -25,7 +26,7 @@ CASES: dict[str, Case] = {}
 for _family in (
     *(forward.POINTWISE, forward.PRODUCTS, forward.REDUCTIONS, forward.NORMS, forward.VIEWS),
     *(forward.LOOKUPS, backward.LOSSES, backward.CONVOLUTIONS, backward.BACKWARD),
-    *(backward.FACTORIES, forward.ATTENTION),
+    *(backward.FACTORIES, forward.ATTENTION, transforms.TRANSFORMS),
 ):
     CASES |= _family
 

@@ -17,6 +17,7 @@ from autoshard.ir.rules import (
     pointwise,
     reductions,
     scatters,
+    transforms,
     views,
 )
 from autoshard.ir.rules.call import Call, Choice, Rule, replicate
@@ -24,6 +25,7 @@ from autoshard.ir.rules.call import Call, Choice, Rule, replicate
 FAMILIES = (
     pointwise,
     views,
+    transforms,
     contractions,
     reductions,
     norms,
