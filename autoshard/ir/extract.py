@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, Node
 
-from autoshard.ir.graph_function import GraphFunction, Port
+from autoshard.ir.graph_function import GraphFunction, Port, copy_node
 from autoshard.ir.rewrite import legal_name
 
 
@@ -29,7 +29,7 @@ def extract(
         copies[node] = graph.placeholder(legal_name(port))
         copies[node].meta = dict(node.meta)
     for node in body:
-        copies[node] = graph.node_copy(node, lambda arg: copies[arg])
+        copies[node] = copy_node(graph, node, copies.__getitem__)
     graph.output(tuple(None if node is None else copies[node] for _, node in outputs))
     return GraphFunction(graph, tuple(p for p, _ in kept), tuple(p for p, _ in outputs))
 

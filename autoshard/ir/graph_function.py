@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.nn import Module
 
 # Kinds of input ports ------------------------------------------------------------------------
@@ -99,12 +100,9 @@ class GraphFunction:
 
     def clone(self) -> GraphFunction:
         """Return an independent copy; node metadata records are shared, they are immutable."""
-        graph = Graph()
-        out = graph.graph_copy(self.graph, {})
-        graph.output(out)
-        source, copied = self.graph.nodes, graph.nodes
-        for old, new in zip(source, copied, strict=True):
-            new.meta = dict(old.meta)
+        graph, copies = Graph(), dict[Node, Node]()
+        for node in self.graph.nodes:
+            copies[node] = copy_node(graph, node, copies.__getitem__)
         return GraphFunction(graph, self.inputs, self.outputs)
 
     def module(self) -> GraphModule:
@@ -115,3 +113,17 @@ class GraphFunction:
     def _find(ports: tuple, nodes: tuple, kind: str, name: str) -> Node | None:
         port = Port(kind, name)
         return nodes[ports.index(port)] if port in ports else None
+
+
+def copy_node(graph: Graph, node: Node, copied: Callable[[Node], Node]) -> Node:
+    """Insert a copy of ``node``, which may be of another graph; ``copied`` gives what it reads.
+
+    ``Graph.node_copy`` does the same, but it looks for symbolic numbers among the arguments, which
+    takes most of its time; our graphs have none.
+    """
+    copy = graph.create_node(node.op, node.target, (), {}, node.name, node.type)
+    copy.args = map_arg(node.args, copied)
+    if node.kwargs:
+        copy.kwargs = map_arg(node.kwargs, copied)
+    copy.meta = dict(node.meta)
+    return copy

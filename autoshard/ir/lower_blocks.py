@@ -21,7 +21,15 @@ import torch
 from torch.fx import Graph, Node
 
 from autoshard.ir.extract import extract
-from autoshard.ir.graph_function import BOUNDARY, GRAD, PARAM, TANGENT, GraphFunction, Port
+from autoshard.ir.graph_function import (
+    BOUNDARY,
+    GRAD,
+    PARAM,
+    TANGENT,
+    GraphFunction,
+    Port,
+    copy_node,
+)
 from autoshard.ir.lower import Differentiation, lower
 from autoshard.ir.node_info import info, may_have_gradient, set_info
 from autoshard.ir.rewrite import legal_name
@@ -229,7 +237,7 @@ def _copy(
         if port in values:
             copies[node] = values[port]
     for node in calls:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node] = copy_node(graph, node, copies.__getitem__)
     own = set(calls)
     for port, node in zip(joint.outputs, joint.results, strict=True):
         if port in values and port.kind in _GRADIENTS and node in own:

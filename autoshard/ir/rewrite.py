@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from autoshard.diagnostics import InternalError
 from autoshard.ir.fakes import refake
-from autoshard.ir.graph_function import GraphFunction, Port
+from autoshard.ir.graph_function import GraphFunction, Port, copy_node
 from autoshard.ir.node_info import NodeInfo, info, set_info
 from autoshard.ir.placement import Placements
 from autoshard.source import Span
@@ -72,8 +72,7 @@ class Rewriter:
 
     def repeat(self, node: Node, copies: Mapping[Node, Node], *, phase: str, role: str) -> Node:
         """Make a copy of ``node`` that reads ``copies`` where there are, for another phase."""
-        copy = self.graph.node_copy(node, lambda arg: copies.get(arg, arg))
-        copy.meta = dict(node.meta)
+        copy = copy_node(self.graph, node, lambda arg: copies.get(arg, arg))
         record = info(node)
         passes = (*record.passes, self.pass_name)
         set_info(copy, replace(record, phase=phase, role=role, passes=passes))

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from autoshard.ir.graph_function import GraphFunction, Port
+from autoshard.ir.graph_function import GraphFunction, Port, copy_node
 from autoshard.ir.node_info import NodeInfo, info, set_info
 from autoshard.ir.rewrite import legal_name
 
@@ -90,7 +90,7 @@ def stamp(made: GraphFunction, old: Outline, new: Outline) -> GraphFunction:
             graph.output(map_arg(node.args[0], copies.__getitem__))
             break
         else:
-            copy = graph.node_copy(node, copies.__getitem__)
+            copy = copy_node(graph, node, copies.__getitem__)
             _move_site(copy, sites)
         record = info(node)
         set_info(copy, replace(record, path=paths.get(record.path, record.path)))
