@@ -11,7 +11,16 @@ import torch
 from torch.fx import Node
 
 from autoshard.ir.buckets import gathers_of, reduce_dtype, uncast
-from autoshard.ir.graph_function import FLAT_GRAD, FULL_GRAD, LOSS, PARAM, GraphFunction
+from autoshard.ir.graph_function import (
+    ACCUMULATED,
+    FLAT,
+    FLAT_GRAD,
+    FULL,
+    FULL_GRAD,
+    LOSS,
+    PARAM,
+    GraphFunction,
+)
 from autoshard.ir.node_info import origin, val
 from autoshard.ir.program import Bucket, Program
 from autoshard.ops import collectives
@@ -25,6 +34,7 @@ def check_number_types(program: Program) -> Iterator[str]:
     buckets = {bucket.name: bucket for bucket in program.buckets}
     yield from _stored(program)
     for name, function in program.functions():
+        yield from _taken(buckets, name, function)
         for bucket, node in gathers_of(function).items():
             if val(node).dtype != buckets[bucket].read_dtype:
                 yield _told(name, node, f"gathers bucket '{bucket}'", buckets[bucket].read_dtype)
@@ -48,6 +58,22 @@ def _stored(program: Program) -> Iterator[str]:
         for how, dtype in have.items():
             if dtype != wanted[how]:
                 yield f"bucket '{bucket.name}' is {how} in {dtype} and must be in {wanted[how]}"
+
+
+def _taken(buckets: dict[str, Bucket], name: str, function: GraphFunction) -> Iterator[str]:
+    """Say which bucket a graph takes in, or gives back, in another type than it is held in."""
+    ports = zip(
+        (*function.inputs, *function.outputs),
+        (*function.placeholders, *function.results),
+        strict=True,
+    )
+    for port, node in ports:
+        if port.name not in buckets or node is None:
+            continue
+        bucket = buckets[port.name]
+        wanted = {FLAT: bucket.flat_dtype, FULL: bucket.read_dtype, ACCUMULATED: bucket.grad_dtype}
+        if val(node).dtype != wanted.get(port.kind, val(node).dtype):
+            yield _told(name, node, f"holds {port.kind} '{port.name}'", wanted[port.kind])
 
 
 def _reduced(

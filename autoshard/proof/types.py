@@ -34,6 +34,7 @@ from autoshard.ir.placement import PARTIAL, REPLICATE, Partial, Placement, Shard
 from autoshard.ir.program import Bucket, Program, Stage
 from autoshard.ir.sources import cotangent, source_placement, stored_placement
 from autoshard.proof.axes import check_shared, check_sizes, packed_of
+from autoshard.proof.compute_types import check_compute_types
 from autoshard.proof.norm import check_norm
 from autoshard.proof.number_types import check_number_types
 
@@ -59,7 +60,8 @@ def check_types(program: Program) -> TypeFindings:
     findings.wrong += _broken_invariants(program)
     if not findings.wrong and program.training:
         findings.wrong += check_norm(program)
-    findings.wrong += [*check_sizes(program), *check_shared(program), *check_number_types(program)]
+    findings.wrong += [*check_sizes(program), *check_shared(program)]
+    findings.wrong += [*check_number_types(program), *check_compute_types(program)]
     for name in _axes(program):
         size = max(program.mesh.size(name), 2)
         _check_axis(program, Axis(name, size, size), findings)

@@ -60,11 +60,11 @@ def calls(
                 yield Rewriter(function, PASS_NAME), node
 
 
-def after(rewriter: Rewriter, node: Node, op: object, *args: object) -> None:
-    """Put ``op(node, *args)`` between ``node`` and all its users."""
+def after(rewriter: Rewriter, node: Node, op: object, *args: object, **options: object) -> None:
+    """Put ``op(node, *args, **options)`` between ``node`` and all its users."""
     users = list(node.users)
     with rewriter.after(node):
-        wrapped = rewriter.call(op, node, *args, like=node)
+        wrapped = rewriter.call(op, node, *args, like=node, **options)
     for user in users:
         user.replace_input_with(node, wrapped)
 

@@ -33,13 +33,24 @@ from autoshard.proof.plain import PlainSide
 from autoshard.proof.static import static_rows
 from autoshard.proof.verdict import Status
 from autoshard.source import Source
-from autoshard.testing import graph_faults, runtime_faults, storage_faults, told_faults
+from autoshard.testing import (
+    graph_faults,
+    runtime_faults,
+    storage_faults,
+    told_faults,
+    type_faults,
+)
 from autoshard.testing.equivalence import compare_compiled, reference_run
 from autoshard.testing.faults import Fault
 from autoshard.testing.models import Built, tiny_gpt, tiny_hf
 from autoshard.testing.plans import Layout, plan_text
 
-FAULTS: tuple[Fault, ...] = (*graph_faults.FAULTS, *storage_faults.FAULTS, *told_faults.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *graph_faults.FAULTS,
+    *storage_faults.FAULTS,
+    *told_faults.FAULTS,
+    *type_faults.FAULTS,
+)
 STATIC = ("types", "erasure", "order")
 LINKS = (*STATIC, "numbers")
 LENGTH = 8
@@ -55,24 +66,28 @@ class Cell:
     vocab: int = 96
     padded: bool = False
     kept_heads: bool = False  # two ranks keep each key head
+    compute: str = ""  # the type of a mixed precision program, which no number is compared of
 
     def __str__(self) -> str:
         extras = {"dropout": self.dropout, "padded": self.padded, "kept heads": self.kept_heads}
+        extras |= {self.compute: self.compute}
         return " ".join(
             [self.family, str(self.layout), *(n for n, is_so in extras.items() if is_so)]
         )
 
     def built(self, samples: int) -> Built:
         """Return the model, a batch of so many samples, and the loss."""
+        sizes = {"layers": 2, "batch": samples, "length": LENGTH, "vocab": self.vocab}
         if self.family == "tiny_gpt":
-            return tiny_gpt(
-                layers=2, batch=samples, length=LENGTH, dropout=self.dropout, vocab=self.vocab
-            )
-        return tiny_hf(self.family, layers=2, batch=samples, length=LENGTH, vocab=self.vocab)
+            model, *rest = tiny_gpt(dropout=self.dropout, **sizes)
+        else:
+            model, *rest = tiny_hf(self.family, **sizes)
+        return (model.float() if self.compute else model, *rest)
 
     def plan(self) -> str:
         """Return the plan's text."""
-        text = plan_text(self.family, self.layout)
+        extra = f"precision {{ compute = {self.compute} }}\n" if self.compute else ""
+        text = plan_text(self.family, self.layout, extra)
         if self.kept_heads:
             apart = "q_proj: colwise, self_attn.{k,v}_proj: colwise(replicate=2)"
             text = text.replace("{q,k,v}_proj: colwise", apart)
@@ -83,6 +98,7 @@ QUICK = (
     Cell("tiny_gpt", Layout(dp=2, pp=2, tp=2, zero=1, microbatches=2), dropout=0.1),
     Cell("tiny_gpt", Layout(dp=2, tp=2, zero=3, microbatches=2), vocab=90, padded=True),
     Cell("tiny_gpt", Layout(dp=4, shard=2, zero=2, microbatches=2)),
+    Cell("tiny_gpt", Layout(dp=2, tp=2, zero=1, microbatches=2), compute="bf16"),
 )
 CELLS = (
     *QUICK,
@@ -93,6 +109,7 @@ CELLS = (
     Cell("gpt2", Layout(dp=2, zero=2, microbatches=2)),
     Cell("tiny_gpt", Layout(dp=2, tp=2, zero=3, microbatches=2, sequence=True), dropout=0.1),
     Cell("llama", Layout(tp=8, microbatches=2), kept_heads=True),
+    Cell("gpt2", Layout(dp=2, pp=2, zero=3, microbatches=2), compute="bf16"),
 )
 
 
@@ -141,7 +158,8 @@ class Subject:
             except AutoshardError:
                 return "types"
             wrong = next((row.link for row in rows if row.status is Status.WRONG), "")
-            return wrong or ("numbers" if numbers and self.differs(program) else "")
+            runs = numbers and not self.cell.compute  # else rounding differs, not the program
+            return wrong or ("numbers" if runs and self.differs(program) else "")
 
     def unproven(self) -> list[str]:
         """Return the links that are not proved for the program without a fault."""
@@ -164,7 +182,8 @@ def _captured(cell: Cell) -> Program:
     if key != cell:
         return _captured(key)
     model, batch, loss = cell.built(cell.layout.micro_batch_size)
-    return promote(capture(model, batch, loss, mesh=Mesh(()), compare=False))
+    captured = capture(model, batch, loss, mesh=Mesh(()), compare=False)
+    return captured if cell.compute else promote(captured)
 
 
 def named(name: str) -> Fault:

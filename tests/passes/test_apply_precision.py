@@ -15,6 +15,9 @@ from autoshard.ir.capture import capture
 from autoshard.ir.node_info import info, val
 from autoshard.ir.program import Program
 from autoshard.mesh import Mesh
+from autoshard.passes._precision_policy import Policy, operator_name, policy_of
+from autoshard.proof.compute_types import check_compute_types
+from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Status
 from autoshard.source import Source
 from autoshard.testing.equivalence import held_values
@@ -149,3 +152,42 @@ def test_casts_are_erased_from_the_proof() -> None:
     source = load(Source("p.plan", f"autoshard 1\n{TWO_RANKS}\n{ZERO_3}\n{HALF}\n")).require()
     row = {r.link: r for r in verify(model, source, batch, loss, numbers=False).rows}["erasure"]
     assert row.status is Status.PROVED, row
+
+
+FULL = f"{TWO_RANKS}\nprecision {{ compute = bf16 }}"
+
+
+@pytest.mark.parametrize(
+    ("called", "policy", "said"),
+    [
+        ("cross_entropy_loss", Policy.WIDEST, "must compute in torch.float32"),
+        ("layer_norm", Policy.COMPUTE, "aten.native_layer_norm.default in h.0.ln_1"),
+        ("linear", Policy.WIDEST, "must compute in torch.bfloat16"),
+    ],
+)
+def test_an_operator_that_the_pass_takes_for_another_kind_is_seen(
+    called: str, policy: Policy, said: str, monkeypatch
+) -> None:
+    def other(node: torch.fx.Node) -> Policy:
+        return policy if operator_name(node) == called else policy_of(node)
+
+    model, batch, loss = built()
+    assert check_types(program_of(FULL)).wrong == []
+    monkeypatch.setattr("autoshard.passes.apply_precision.policy_of", other)
+    source = load(Source("p.plan", f"autoshard 1\n{FULL}\n")).require()
+    found = check_types(compile_plan(model, source, batch, loss, captured=captured()).program)
+    assert any(said in text for text in found.wrong), found.wrong
+
+
+def test_a_model_s_own_rounding_is_no_fault() -> None:
+    class Rounds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.up(x).float().exp().bfloat16().float() ** 2).mean()
+
+    source = load(Source("p.plan", f"autoshard 1\n{FULL}\n")).require()
+    program = compile_plan(Rounds(), source, {"x": torch.randn(4, 4)}).program
+    assert list(check_compute_types(program)) == []

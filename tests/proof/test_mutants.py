@@ -12,11 +12,13 @@ from autoshard.ir.placement import Placement
 from autoshard.ir.rules import table
 from autoshard.ir.rules.call import Call, Choice
 from autoshard.plan import Plan
+from autoshard.proof.compute_types import check_compute_types
+from autoshard.proof.number_types import check_number_types
 from autoshard.proof.static import static_rows
 from autoshard.proof.types import check_types
 from autoshard.proof.verdict import Row, Status, Verdict
 from autoshard.source import Source
-from autoshard.testing import graph_faults, mutants, runtime_faults
+from autoshard.testing import graph_faults, mutants, runtime_faults, type_faults
 from autoshard.testing.faults import Fault
 from autoshard.testing.models import tiny_gpt, token_batch
 from autoshard.testing.mutants import FAULTS, QUICK, Result, Subject
@@ -44,7 +46,10 @@ def test_the_sound_program_is_proved_by_all_static_links() -> None:
     assert subject().unproven() == []
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+IN_DOUBLE = [fault for fault in FAULTS if fault not in type_faults.FAULTS]
+
+
+@pytest.mark.parametrize("fault", IN_DOUBLE, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_caught_before_anything_runs(fault: Fault) -> None:
     if not fault.count(subject().program):
         pytest.skip("no place in this program; the script plants it in another one")
@@ -146,11 +151,12 @@ def test_a_wrong_factor_is_named_by_the_axis_it_looks_like() -> None:
 
 # Faults that the programs above have no place for, and the cell that has.
 ELSEWHERE = (
-    ("draw-another-part", 8),
-    ("share-mask", 8),
-    ("gather-own-part", 8),
-    ("lose-head-sum", 9),
-    ("sum-heads-twice", 9),
+    ("draw-another-part", 9),
+    ("share-mask", 9),
+    ("gather-own-part", 9),
+    ("lose-head-sum", 10),
+    ("sum-heads-twice", 10),
+    *((fault.name, 3) for fault in type_faults.FAULTS),
 )
 
 
@@ -160,10 +166,21 @@ def subject_of(cell: int) -> Subject:
 
 
 @pytest.mark.parametrize(("name", "cell"), ELSEWHERE)
-def test_faults_of_masks_and_of_kept_heads_are_types(name: str, cell: int) -> None:
+def test_faults_of_masks_of_kept_heads_and_of_number_types_are_types(name: str, cell: int) -> None:
     broken = subject_of(cell).program.fork()
     assert BY_NAME[name].plant(broken)
     assert subject_of(cell).caught_by(broken, numbers=False)
+
+
+def test_a_mixed_precision_program_is_proved_and_a_wrong_type_is_seen_everywhere() -> None:
+    mixed = subject_of(3)
+    assert mixed.program.precision is not None and mixed.unproven() == []
+    for fault in type_faults.FAULTS:
+        for place in range(0, fault.count(mixed.program), 3):
+            broken = mixed.program.fork()
+            fault.plant(broken, place)
+            wrong = [*check_number_types(broken), *check_compute_types(broken)]
+            assert wrong, f"{fault.name} at place {place}"
 
 
 def test_shapes_that_no_rule_takes_are_told_not_a_traceback(monkeypatch) -> None:
