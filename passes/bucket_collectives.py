@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from autoshard.compiler.pass_base import Numerics, Pass, PassContext
 from autoshard.compiler.registry import register
-from autoshard.diagnostics import PlanError
+from autoshard.diagnostics import PlanError, VerifyError
 from autoshard.ir.buckets import (
     COMPUTE_PHASES,
     buckets_of,
@@ -28,10 +28,11 @@ from autoshard.ir.buckets import (
     uncast,
 )
 from autoshard.ir.graph_function import FLAT, FLAT_GRAD, GraphFunction, Port
+from autoshard.ir.node_info import origin
 from autoshard.ir.params import Flat, ParamSpec, Whole
 from autoshard.ir.program import Bucket, Level, Program
 from autoshard.ir.rewrite import Rewriter
-from autoshard.ops.collectives import all_gather, pack, reduce_scatter
+from autoshard.ops.collectives import all_gather, pack, reduce_scatter, view_at
 from autoshard.passes._schedules import stage_ranks
 from autoshard.passes._zero import ZeroPolicy, numel, pack_args, padded
 
@@ -215,6 +216,11 @@ def _merge_gathers(
         whole = rewriter.call(all_gather, *args, like=first)
     for name, gather in old:
         for view in list(gather.users):
+            if view.target is not view_at:
+                raise VerifyError(
+                    f"the gathered bucket `{name}` is not read by views alone: %{view.name} of "
+                    f"{origin(view)} reads it"
+                )
             rewriter.set_args(view, whole, names[name], view.args[2])
         shard = gather.args[0]
         rewriter.graph.erase_node(gather)
@@ -263,8 +269,20 @@ def _gradients(
     """Yield the gradient of each parameter in order, zeros where there is none."""
     for member in members:
         if member in old:
-            yield old[member].args[0].args[0][0]
+            yield _packed(member, old[member])
             continue
         shape = list(program.params[member.fqns[0]].local_shape(program.mesh))
-        example = next(iter(old.values())).args[0].args[0][0]
+        example = _packed(*next(iter(old.items())))
         yield rewriter.call(aten.new_zeros.default, example, shape, like=like)
+
+
+def _packed(member: Bucket, result: Node) -> Node:
+    """Return the gradient that a bucket of one parameter reduces: reduce_scatter(pack([it]))."""
+    packed = result.args[0] if result.target is reduce_scatter else None
+    if isinstance(packed, Node) and packed.target is pack:
+        return packed.args[0][0]
+    broken = result if packed is None else packed
+    raise VerifyError(
+        f"the gradient of `{member.name}` leaves as no reduce_scatter of a pack: it reads "
+        f"%{broken.name} of {origin(broken)}"
+    )

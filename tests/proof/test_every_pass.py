@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from autoshard.compiler.pass_base import Pass, PassContext
+from autoshard.diagnostics import VerifyError
 from autoshard.dsl.load import load
 from autoshard.frontend import Compiled, compile_plan
 from autoshard.ir.capture import capture
@@ -130,3 +131,24 @@ def test_a_wrong_home_is_told_with_the_lines_of_its_module() -> None:
     assert types.status is Status.WRONG
     (text,) = (t for t in types.findings if "`h.0.mlp.up.weight` is used by stages [1]" in t)
     assert MODULE in text and LINE in text and "plan line 6" in text
+
+
+@pytest.mark.parametrize(
+    "op", [collectives.all_gather, collectives.pack, collectives.reduce_scatter]
+)
+def test_a_fault_on_which_a_later_pass_stops_names_the_pass_that_planted_it(
+    op: object, monkeypatch
+) -> None:
+    storage = type(PASSES["shard-storage"])
+    real = storage.run
+
+    def run(self: Pass, program: Program, ctx: PassContext) -> None:
+        real(self, program, ctx)
+        for _, function in program.functions():
+            for node in function.graph.find_nodes(op="call_function", target=op):
+                after(Rewriter(function, self.name), node, torch.ops.aten.mul.Tensor, 0.5)
+
+    monkeypatch.setattr(storage, "run", run)
+    with pytest.raises(VerifyError, match="last changed by shard-storage") as raised:
+        compiled()  # invariants are not checked between passes here
+    assert "in pass 'bucket-collectives" in str(raised.value)
