@@ -160,3 +160,19 @@ def test_every_rule_has_a_property_test() -> None:
     others |= {ours.bias_dropout_add_layer_norm_backward.default}
     missing = [op for op in table.RULES if op not in tested | others and str(op) not in names]
     assert missing == [], "give each a case in tests/ir/rule_cases.py"
+
+
+@pytest.mark.parametrize(("reduction", "wanted"), [(1, REPLICATE), (2, PARTIAL)])
+def test_only_the_backward_of_a_mean_needs_its_whole_total_weight(reduction, wanted) -> None:
+    shapes = ((), (4, 8), (4,), ())  # the loss's gradient, log probabilities, labels, total weight
+    backward = call(
+        aten.nll_loss_backward.default,
+        *shapes,
+        outs=((4, 8),),
+        reduction=reduction,
+        weight=None,
+        total_weight=TensorRef(3),
+    )
+    choice = table.choose(backward, (REPLICATE, Shard(0), Shard(0), PARTIAL))
+    assert choice.wants == (REPLICATE, Shard(0), Shard(0), wanted)
+    assert choice.outs == (Shard(0),)
