@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -10,7 +10,9 @@ import torch
 from autoshard.ir import norm
 from autoshard.ir.params import ParamSpec
 from autoshard.ir.program import Bucket
+from autoshard.runtime import executor
 from autoshard.runtime.gradients import Gradients
+from autoshard.runtime.run import Run
 
 
 @contextmanager
@@ -52,10 +54,23 @@ def overwrite_gradient() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def take_first_microbatch() -> Iterator[None]:
+    """Compute the first micro-batch's samples in place of each later one's."""
+    start = executor.Run
+
+    def again(made: object, microbatches: Sequence[object], *rest: object) -> Run:
+        return start(made, [microbatches[0]] * len(microbatches), *rest)
+
+    with _patched(executor, "Run", again):
+        yield
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager]] = {
     "clip-one-rank": clip_one_rank,
     "count-replicas": count_replicas,
     "overwrite-gradient": overwrite_gradient,
+    "take-first-microbatch": take_first_microbatch,
 }
 
 

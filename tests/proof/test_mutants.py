@@ -64,9 +64,10 @@ def test_a_planted_fault_does_not_reach_the_program_it_was_copied_from() -> None
     assert subject().caught_by(subject().program, numbers=False) == ""
 
 
-def test_numbers_see_what_only_the_run_time_does_wrong() -> None:
+@pytest.mark.parametrize("name", ["overwrite-gradient", "take-first-microbatch"])
+def test_numbers_see_what_only_the_run_time_does_wrong(name: str) -> None:
     assert not subject().differs(subject().program)
-    fault = runtime_faults.FAULTS["overwrite-gradient"]
+    fault = runtime_faults.FAULTS[name]
     assert subject().caught_by(subject().program, fault()) == "numbers"
 
 
