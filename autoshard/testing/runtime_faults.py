@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ def take_first_microbatch() -> Iterator[None]:
     """Compute the first micro-batch's samples in place of each later one's."""
     start = executor.Run
 
-    def again(made: object, microbatches: Sequence[object], *rest: object) -> Run:
+    def again(made: Any, microbatches: Sequence[executor.Leaves], *rest: Any) -> Run:
         return start(made, [microbatches[0]] * len(microbatches), *rest)
 
     with _patched(executor, "Run", again):
