@@ -25,6 +25,12 @@ class ModelError(AutoshardError):
     """Report a `--model` that can't be found, fails, or returns something else."""
 
 
+class UsageError(AutoshardError):
+    """Report options that don't go together, or one that is missing; exits with 2."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Built:
     """Hold what the function behind `--model` returned."""

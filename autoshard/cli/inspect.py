@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autoshard.cli.common import (
     STRICT_HELP,
     ModelError,
+    UsageError,
     add_common,
     add_model,
     add_world,
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print(_zero_table(args))
         return 0
     if args.plan is None or args.model is None:
-        raise ModelError(
+        raise UsageError(
             "`inspect` compiles a model by a plan: give PLAN and --model P:F",
             help="`inspect --zero-table 7.5B` needs neither",
         )
@@ -81,7 +82,7 @@ def _refuse_idle_options(args: argparse.Namespace) -> None:
     of_tables = {"json": args.json, "remarks": args.remarks}
     idle = [name for name, given in (of_tables if args.until else of_graphs).items() if given]
     if idle:
-        raise ModelError(
+        raise UsageError(
             f"`--{idle[0]}` changes nothing {'with' if args.until else 'without'} `--pass`",
             help=f"{'drop' if args.until else 'add'} `--pass`, or drop `--{idle[0]}`",
         )

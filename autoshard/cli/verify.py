@@ -7,7 +7,13 @@ import json
 import sys
 from pathlib import Path
 
-from autoshard.cli.common import add_common, add_model, build_model, print_diagnostics
+from autoshard.cli.common import (
+    UsageError,
+    add_common,
+    add_model,
+    build_model,
+    print_diagnostics,
+)
 from autoshard.cli.plan_files import read_plan
 from autoshard.dsl.resolve import resolve
 from autoshard.schedule.check import check_schedule
@@ -36,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.schedule:
         return _run_schedule(args.schedule, args.json)
     if not args.plan or not args.model:
-        print("autoshard verify: give a PLAN and --model, or --schedule CSV", file=sys.stderr)
-        return 2
+        raise UsageError("`verify` proves a plan: give a PLAN and --model, or --schedule CSV")
     from autoshard.ir.facts import describe
     from autoshard.verify import verify
 
