@@ -183,7 +183,7 @@ class _Insertion:
         inputs = tensor_inputs(value)
         if want.dim not in self.reader.choice(value).uniform:
             source = self.twin_source(value, want, reader) if len(inputs) == 1 else None
-        elif inputs and inputs[0] in self.grad:
+        elif inputs and inputs[0] in self.grad and self.reader.held(inputs[0]) == REPLICATE:
             source = self.copy(inputs[0], reader)
         else:
             source = inputs[0] if inputs else value

@@ -21,7 +21,7 @@ from autoshard.dsl.resolve import ResolvedRule
 from autoshard.ir.graph_function import PARAM
 from autoshard.ir.node_info import info, val
 from autoshard.ir.params import ParamSpec
-from autoshard.ir.placement import REPLICATE, Placement, Replicate, Shard
+from autoshard.ir.placement import REPLICATE, Partial, Placement, Replicate, Shard
 from autoshard.ir.program import Level, Program
 from autoshard.ir.rewrite import Rewriter
 from autoshard.ir.rules.call import Choice, tensor_inputs
@@ -64,6 +64,7 @@ class _Propagation:
         self.rewriter = Rewriter(program.forward, PropagatePlacements.name)
         self.outs: dict[Node, tuple[Placement, ...]] = {}
         self.rules = _rules_by_node(program, ctx)
+        self.scattered: set[Node] = set()  # values split along tokens, from sums
         self.gone: set[Node] = set()  # slices that one split stands for
 
     def run(self) -> None:
@@ -117,8 +118,9 @@ class _Propagation:
         return node in self.gone
 
     def rule_of(self, node: Node) -> ResolvedRule | None:
-        """Return the plan rule behind a call's split input."""
-        return next((self.rules[n] for n in tensor_inputs(node) if n in self.rules), None)
+        """Return the plan rule behind a call's split input; behind split tokens there is none."""
+        split = (n for n in tensor_inputs(node) if n in self.rules and n not in self.scattered)
+        return next((self.rules[n] for n in split), None)
 
     def note_unproven(self, node: Node, choice: Choice) -> None:
         """Say that an operator without a rule had split inputs."""
@@ -140,6 +142,8 @@ class _Propagation:
     def record(self, node: Node, outs: tuple[Placement, ...]) -> None:
         """Write a node's placement; replicated is the default and is not written."""
         self.outs[node] = outs
+        if isinstance(outs[0] if outs else None, Shard) and self.is_of_tokens(node):
+            self.scattered.add(node)
         rules = [self.rules[n] for n in node.all_input_nodes if n in self.rules]
         if rules and not isinstance(outs[0], Replicate):
             self.rules.setdefault(node, rules[-1])
@@ -148,6 +152,13 @@ class _Propagation:
         span = self.rules[node].rule.span if node in self.rules else None
         placements = {**info(node).placements, self.reader.axis: outs[0]}
         self.rewriter.annotate(node, placements=placements, span=span)
+
+    def is_of_tokens(self, node: Node) -> bool:
+        """Tell whether a split value is one because sums were scattered, not by a plan's rule."""
+        inputs = node.all_input_nodes
+        split = [n for n in inputs if not isinstance(self.reader.held(n), Replicate)]
+        scattered = (isinstance(self.reader.held(n), Partial) or n in self.scattered for n in split)
+        return bool(split) and all(scattered)
 
 
 def _rules_by_node(program: Program, ctx: PassContext) -> dict[Node, ResolvedRule]:

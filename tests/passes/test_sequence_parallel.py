@@ -192,3 +192,60 @@ def test_a_lost_scatter_of_gradients_is_seen() -> None:
     model, batch, loss = tiny_gpt(batch=2, length=8)
     found = compare_plan(model, plan_of(RULES["gpt"]), batch, loss, steps=1, mutate=forget)
     assert found.first_wrong() is not None
+
+
+class Latent(nn.Module):
+    """Attention whose keys are written in two parts, one of them of all heads: DeepSeek's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.q, self.up = nn.Linear(WIDTH, 4 * 6), nn.Linear(8, 4 * 8)
+        self.down, self.o = nn.Linear(WIDTH, 8 + 2), nn.Linear(4 * 4, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend over x (B, T, D)."""
+        y = self.norm(x)
+        compressed, turned = self.down(y).split([8, 2], -1)
+        k, v = self.up(compressed).unflatten(2, (4, 8)).transpose(1, 2).split([4, 4], -1)
+        keys = k.new_empty(*k.shape[:3], 6)
+        keys[..., :4].copy_(k)
+        keys[..., 4:].copy_(turned[:, None])
+        q = self.q(y).unflatten(2, (4, 6)).transpose(1, 2)
+        z = F.scaled_dot_product_attention(q, keys, v, is_causal=True)
+        return x + self.o(z.transpose(1, 2).flatten(2))
+
+
+class Windows(nn.Module):
+    """Swin's: tokens are rolled and taken apart into windows between split layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.q, self.o, self.up, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix the windows of x (B, 16, D), an image of 4 by 4 tokens."""
+        image = self.norm(x).view(-1, 4, 4, WIDTH).roll((-1, -1), (1, 2))
+        windows = image.view(-1, 2, 2, 2, 2, WIDTH).transpose(2, 3).reshape(-1, 4, WIDTH)
+        heads = self.q(windows).unflatten(2, (4, 4)).transpose(1, 2)
+        z = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        z = self.o(z).view(-1, 2, 2, 2, 2, WIDTH).transpose(2, 3).reshape(-1, 4, 4, WIDTH)
+        x = x + z.roll((1, 1), (1, 2)).flatten(1, 2)
+        rows = (x + self.down(self.up(self.norm(x)).relu())).view(-1, 4, 4, WIDTH)
+        return torch.cat((rows[:, 0::2], rows[:, 1::2]), 1).flatten(1, 2)
+
+
+ODD = {
+    Latent: ({"*.q": "colwise", "*.up": "colwise", "*.o": "rowwise"}, 8),
+    Windows: ({"*.q": "colwise", "*.o": "rowwise", **MIXER}, 16),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_attention_of_other_forms_trains_on_token_shards(kind: type[nn.Module]) -> None:
+    rules, tokens = ODD[kind]
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(), kind())
+    batch = {"input": torch.randn(2, tokens, WIDTH)}
+    assert_equal((model, batch, lambda y, batch: y.square().mean()), rules)
