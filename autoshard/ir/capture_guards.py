@@ -99,12 +99,20 @@ def explain(error: Exception, model: nn.Module) -> AutoshardError:
             span=span_of(line),
             help="register one with torch.library.register_fake",
         )
+    ways_out = [
+        "run it once on a real batch as loss(model(...), batch); what works there but reads a"
+        " tensor's numbers (numpy, tolist, data_ptr) can't be captured"
+    ]
+    if "'NoneType' object" in str(error):
+        ways_out.append(
+            "some models make an input that is left out themselves, but not while they are"
+            " exported: give it in the batch (attention_mask, position_ids)"
+        )
     return CaptureError(
         f"the model fails on fake tensors{where}: {type(error).__name__}: {_first_line(error)}",
         code="AS700",
         span=span_of(line),
-        help="run it once on a real batch as loss(model(...), batch); what works there but reads a"
-        " tensor's numbers (numpy, tolist, data_ptr) can't be captured",
+        help=tuple(ways_out),
     )
 
 

@@ -264,6 +264,14 @@ class ComplexGate(nn.Module):
         return (x * self.gate).real.sum()
 
 
+class NeedsMask(Plain):
+    """Makes its default mask only where nobody exports it, as Switch Transformers does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = None if torch.compiler.is_compiling() else torch.ones_like(x)
+        return (self.fc(x) * mask[:, :1]).sum()
+
+
 class Mistake(Plain):
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(x.view(3, 5)).sum()

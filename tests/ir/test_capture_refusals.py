@@ -43,6 +43,7 @@ REFUSED = [
     (models.Collects(), "AS707", "keeps a tensor in its attribute `seen`", "return it"),
     (models.Noise(), "AS709", "random operator `aten.rand_like.default`", "torch.rand_like(x)"),
     (models.ComplexGate(), "AS703", "`gate` is a trained parameter of complex", "view_as_real(w)"),
+    (models.NeedsMask(), "AS700", "'NoneType' object is not subscriptable", "(attention_mask,"),
     (models.Mistake(), "AS700", "RuntimeError: shape '[3, 5]' is invalid", "x.view(3, 5)"),
 ]
 

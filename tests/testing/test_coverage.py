@@ -75,4 +75,5 @@ def test_a_wrong_number_or_a_crash_fails_the_run(
 
 def test_only_errors_with_a_name_are_refusals() -> None:
     assert judged(ValueError("boom")) == Cell("crashed", "ValueError: boom")
+    assert judged(PlanError("broken")) == Cell("crashed", "PlanError: error: broken")
     assert judged(PlanError("no\nmore", code="AS404")) == Cell("refused", "[AS404]: no")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from autoshard.diagnostics import AutoshardError, InternalError
+from autoshard.diagnostics import AutoshardError
 from autoshard.dsl.draft_rules import proposed_rules
 from autoshard.dsl.load import load
 from autoshard.frontend import compile_plan
@@ -172,8 +172,11 @@ def split_share(program: Program) -> float:
 
 
 def judged(error: Exception) -> Cell:
-    """Return the cell of an error: refused by name, or a crash."""
+    """Return the cell of an error: refused by name and code, or a crash.
+
+    An invariant that broke has a message of ours, but no code: that is a crash too.
+    """
     first = (str(error).splitlines() or [""])[0]
-    if isinstance(error, AutoshardError) and not isinstance(error, InternalError):
+    if isinstance(error, AutoshardError) and error.code:
         return Cell("refused", _BARE.sub("", first)[:LONGEST])
     return Cell("crashed", f"{type(error).__name__}: {first}"[:LONGEST])
