@@ -33,7 +33,7 @@ _COMPUTE = names(
 _WIDE = names(
     "mean sum var std var_mean std_mean nansum prod cumsum cumprod logsumexp norm "
     "linalg_vector_norm exp expm1 log log1p log2 log10 rsqrt reciprocal erfinv sinh cosh tan "
-    "softplus dist cdist renorm cosine_similarity kl_div"
+    "softplus dist cdist renorm cosine_similarity kl_div view_as_complex complex polar"
 )
 _WIDE_INSIDE = names(
     "layer_norm native_layer_norm rms_norm group_norm instance_norm batch_norm softmax "
@@ -47,6 +47,8 @@ def policy_of(node: Node) -> Policy:
     name = operator_name(node)
     if "cross_entropy" in name or "loss" in name or name in _WIDE:
         return Policy.WIDE
+    if name.startswith("fft_"):
+        return Policy.WIDE  # no half precision of complex numbers
     if name == "pow" and any(operator_name(user) in _SUMS for user in node.users):
         return Policy.WIDE  # the square inside a variance
     if name in _WIDE_INSIDE:

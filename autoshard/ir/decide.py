@@ -7,14 +7,14 @@ asked, so the axis keeps what was answered, for all graphs that are walked along
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch.fx import Node
 
 from autoshard.ir.node_info import info
 from autoshard.ir.placement import PARTIAL, REPLICATE, Placement, Shard
-from autoshard.ir.rules.call import Call, Choice, Shape, call_of, shapes_of
+from autoshard.ir.rules.call import Call, Choice, Shape, TensorRef, call_of, shapes_of
 from autoshard.ir.rules.table import choose
 from autoshard.mesh import is_data_parallel
 
@@ -118,7 +118,26 @@ class Question:
         def shapes(other: Node) -> tuple[Shape, ...]:
             return outs if other is self.node else self.shapes(other)
 
-        return call_of(self.node, self.axis.size, shapes, axis=self.axis.name)
+        return self._counting(call_of(self.node, self.axis.size, shapes, axis=self.axis.name))
+
+    def _counting(self, call: Call) -> Call:
+        """Let an index that counts the samples of a rank count all of them, as x has them here.
+
+        ``mask[arange(B)[:, None], t]``: the arange is made from a literal, so it stays local.
+        """
+        held = self.ins[0] if self.ins else None
+        if self.axis.scale == 1 or not call.iotas or not isinstance(held, Shard):
+            return call
+        counted = dict(enumerate(call["indices"])).get(held.dim)
+        if not isinstance(counted, TensorRef) or counted.index not in call.iotas:
+            return call
+        before = call.shapes[counted.index]
+        samples = call.shapes[0][held.dim] // self.axis.scale
+        if samples not in before:
+            return call
+        after = self.axis.whole(before, Shard(before.index(samples)))
+        shapes = (*call.shapes[: counted.index], after, *call.shapes[counted.index + 1 :])
+        return replace(call, shapes=shapes)
 
     def _simplicity(self, choice: Choice) -> tuple[int, int, bool, bool]:
         """Return an order of readings: fewest blocks and sums, as recorded, tokens as tokens.

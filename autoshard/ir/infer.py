@@ -23,6 +23,8 @@ from autoshard.ir.uniform import Uniformity
 from autoshard.ir.user_line import place_of
 from autoshard.ops import collectives
 
+_MISFITS = (RuntimeError, IndexError, ValueError)  # what torch raises where shapes don't fit
+
 
 @dataclass
 class Inference:
@@ -80,7 +82,7 @@ class Inference:
             return ins[0]  # linear, rounding aside; passes reduce before they cast
         try:
             choice = self._consistent_choice(node, ins)
-        except (RuntimeError, IndexError, ValueError) as error:  # as torch tells misfits
+        except _MISFITS as error:
             self._wrong(node, f"can't take operands of these shapes: {error}")
             return None if count == 1 else (None,) * count
         if not choice.proven:
@@ -141,7 +143,10 @@ class Inference:
         for read in product(*(read_ways[n] for n in unsure)) if unsure else ():
             self.env.update(zip(unsure, read, strict=True))
             ins = tuple(self.env[n] for n in inputs)
-            choice = self._consistent_choice(node, ins)
+            try:
+                choice = self._consistent_choice(node, ins)
+            except _MISFITS:
+                continue  # operands of other shapes than this reading says
             if choice.proven and all(map(self._lies_as, inputs, ins, choice.wants)):
                 fitting.append((choice, read))
         self.env.update(zip(unsure, before, strict=True))

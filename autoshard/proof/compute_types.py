@@ -23,9 +23,12 @@ from autoshard.ops import collectives
 aten = torch.ops.aten
 ON_BUCKETS = collectives.ON_BUCKETS
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"})
-# What makes products or a softmax out of operators that choose no type for them.
+# What makes products out of operators that choose no type for them.
 HIDES_PRODUCTS = frozenset({"cdist", "tensordot", "inner", "kron", "outer"})
-HIDES_SOFTMAX = frozenset({"scaled_dot_product_attention"})
+# Where torch has no kernel for its inputs (a mask with a gradient), it spells attention out, and
+# widens what it multiplies and rounds the result itself.
+ATTENTION = frozenset({"scaled_dot_product_attention"})
+BATCHED = frozenset({"bmm", "baddbmm"})
 _MOVES = """
     view reshape _unsafe_view t transpose permute expand slice select unsqueeze squeeze clone alias
     detach split split_with_sizes view_at copy_to getitem wait all_gather all_gather_start pack
@@ -69,9 +72,12 @@ def _check(
             continue
         name, here = _name(node), called.get(info(node).path, set())
         read = [n for n in node.all_input_nodes if _is_float(n)]
+        spells_attention = bool(here & ATTENTION)
+        if spells_attention and (name in BATCHED or "softmax" in name or _is_narrowing(node)):
+            continue
         if name in PRODUCTS and not here & HIDES_PRODUCTS:
             yield from _told(where, node, read, compute, [n for n in read if _type(n) != compute])
-        elif _is_wide(name) and not ("softmax" in name and here & HIDES_SOFTMAX):
+        elif _is_wide(name):
             narrow = [n for n in read if _type(n) in HALVES]
             yield from _told(where, node, read, torch.float32, narrow)
         elif _is_narrowing(node) and "half" not in here and _is_lost(node, here, stored, grads):

@@ -151,7 +151,9 @@ def differences(ours: Sequence[StepRecord], reference: Sequence[StepRecord]) -> 
         if b.norm is not None:
             found.append(_difference("norm", step, a.norm, b.norm, 0.0))
         noise |= _noise(b.grads)
-        names = b.params.keys() - noise  # the reference trains no frozen ones
+        # Without a gradient nothing moves it, and no rank need store it.
+        resting = b.params.keys() - b.grads.keys() - a.params.keys()
+        names = b.params.keys() - noise - resting  # the reference trains no frozen ones
         kept = [{n: p for n, p in r.params.items() if n in names} for r in (a, b)]
         found += _differences("param", step, *kept)
     return found

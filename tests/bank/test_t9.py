@@ -1,9 +1,12 @@
 """T9: integers and truth values may be needed, or made, on both sides of a stage boundary."""
 
+import pytest
 import torch
 
 from autoshard.frontend import compile_plan
 from autoshard.ir.graph_function import BATCH, BOUNDARY, TANGENT
+from autoshard.proof.static import static_rows
+from autoshard.proof.verdict import Status
 from autoshard.testing.models import Built, tiny_hf
 from autoshard.testing.plans import TENSOR_RULES
 from tests.bank.equal import assert_equal, finding, read, tamper
@@ -21,6 +24,11 @@ batch {{ micro_batch_size = 4, num_microbatches = 2 }}
 tensor {{ {TENSOR_RULES["gpt2"]} }}
 recompute {{ transformer.h.*: full }}
 """
+DATA = f"""
+mesh {{ dp = 2, tp = 2 }}
+batch {{ micro_batch_size = SIZE, num_microbatches = COUNT }}
+tensor {{ {TENSOR_RULES["gpt2"]} }}
+"""
 ROUTER = """
 mesh { pp = 2 }
 batch { micro_batch_size = 1, num_microbatches = 4 }
@@ -37,6 +45,18 @@ def masked_gpt2(layers: int = 4) -> Built:
     batch |= {"attention_mask": mask, "position_ids": positions}
     batch["labels"] = batch["labels"].masked_fill(~mask, -100)
     return model, batch, loss
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 2), (1, 4)])
+def test_the_look_up_of_a_mask_by_counted_samples_is_proved_over_dp(size: int, count: int) -> None:
+    built = masked_gpt2(layers=1)
+    model, batch, loss = built
+    text = DATA.replace("SIZE", str(size)).replace("COUNT", str(count))
+    share = {name: value[: size * count] for name, value in batch.items()}
+    compiled = compile_plan(model, read(text), share, loss)
+    rows = static_rows(compiled.program, compiled.plain)
+    assert [str(row) for row in rows if row.status is not Status.PROVED] == []
+    assert_equal(built, text, steps=1)
 
 
 def test_a_truth_mask_and_positions_are_fed_to_the_stages_that_read_them() -> None:

@@ -82,6 +82,15 @@ def test_they_train_split_as_whole(kind: type[nn.Module], mesh: str, size: int, 
     assert_equal(toy(kind), text)
 
 
+@pytest.mark.parametrize("kind", [ComplexRotary, Mixer])
+def test_complex_numbers_are_made_of_float32_in_mixed_precision(kind: type[nn.Module]) -> None:
+    model, batch, loss = toy(kind)
+    text = PLAN.format(mesh="dp = 2", size=1, stage=3) + "precision { compute = bf16 }"
+    compiled = compile_plan(model, read(text), batch, loss)
+    rows = static_rows(compiled.program, compiled.plain)
+    assert [str(row) for row in rows if row.status is not Status.PROVED] == []
+
+
 def changed_piece(early_view: bool) -> GraphFunction:
     """Return a graph that doubles the rows 1 to 3 of a fresh value in place, and then reads it."""
     graph = torch.fx.Graph()

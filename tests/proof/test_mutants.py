@@ -20,7 +20,7 @@ from autoshard.proof.verdict import Row, Status, Verdict
 from autoshard.source import Source
 from autoshard.testing import graph_faults, mutants, runtime_faults, type_faults
 from autoshard.testing.faults import Fault
-from autoshard.testing.models import tiny_gpt, token_batch
+from autoshard.testing.models import tiny_gpt, tiny_hf, token_batch
 from autoshard.testing.mutants import FAULTS, QUICK, Result, Subject
 from autoshard.testing.plans import Layout, plan_text
 from autoshard.verify import ratio_hint, verify
@@ -182,6 +182,16 @@ def test_a_mixed_precision_program_is_proved_and_a_wrong_type_is_seen_everywhere
             fault.plant(broken, place)
             wrong = [*check_number_types(broken), *check_compute_types(broken)]
             assert wrong, f"{fault.name} at place {place}"
+
+
+def test_attention_that_torch_spells_out_itself_is_no_wrong_type() -> None:
+    """T5's bias has a gradient: no kernel takes it, and torch widens what it multiplies."""
+    text = (
+        "autoshard 1\nmesh { dp = 2 }\nbatch { micro_batch_size = 2 }\nprecision { compute = bf16 }"
+    )
+    model, batch, loss = tiny_hf("t5", layers=1)
+    program = compile_plan(model, load(Source("p", text)).require(), batch, loss).program
+    assert [*check_compute_types(program)] == []
 
 
 def test_shapes_that_no_rule_takes_are_told_not_a_traceback(monkeypatch) -> None:
