@@ -49,7 +49,7 @@ _LOST = {
 
 def check_model(model: nn.Module, training: bool) -> None:
     """Refuse a model that is wrapped, hooked, spread over devices, or not plain."""
-    _refuse_wrappers(model)
+    refuse_wrappers(model)
     _refuse_odd_tensors(model)
     _refuse_shared_memory(model)
     _refuse_hooks(model)
@@ -137,7 +137,11 @@ def _refuse_lost(kind: str) -> None:
     raise CaptureError(message, code="AS702", span=span_of(line_here()), help=way_out)
 
 
-def _refuse_wrappers(model: nn.Module) -> None:
+def refuse_wrappers(model: nn.Module) -> None:
+    """Refuse a model that DistributedDataParallel, torch.compile and the like have wrapped.
+
+    The paths of its modules begin with the wrapper's own: no rule of a plan would match them.
+    """
     for path, module in model.named_modules():
         names = {cls.__name__ for cls in type(module).__mro__}
         wrapper = next((name for name in _WRAPPERS if name in names), None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from autoshard.ir.capture_guards import refuse_wrappers
 from autoshard.model_facts import (
     Kind,
     ModelFacts,
@@ -47,7 +48,11 @@ class Heads:
 
 
 def describe(model: nn.Module) -> ModelFacts:
-    """Return what a plan needs to know about `model`; reads no values, so meta is fine."""
+    """Return what a plan needs to know about `model`; reads no values, so meta is fine.
+
+    Raises CaptureError for a model that is wrapped already: its paths aren't the plain model's.
+    """
+    refuse_wrappers(model)
     homes, ties = _parameter_names(model)
     heads = _heads(model)
     packed: dict[str, Packing] = {}

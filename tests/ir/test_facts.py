@@ -1,9 +1,12 @@
 """What a plan needs to know about a model: kinds, shapes, ties, heads, packed projections."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
+from autoshard.diagnostics import CaptureError
 from autoshard.ir.facts import describe
 from autoshard.model_facts import ModelFacts, Packing, Projection
 
@@ -159,3 +162,10 @@ def test_multi_query_means_one_key_head_behind_the_queries() -> None:
     assert facts.packed["query_key_value"] == Packing("concatenated", (D, 8, 8))
     grouped = describe(MultiQuery(multi_query=True, new_decoder_architecture=True))
     assert grouped.num_kv_heads == 4 and not grouped.packed
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+def test_a_wrapped_model_is_refused_before_its_paths_match_no_rule(wrap: Callable) -> None:
+    with pytest.raises(CaptureError, match="is already wrapped as") as caught:
+        describe(wrap(Model()))
+    assert caught.value.code == "AS703"
