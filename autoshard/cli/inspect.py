@@ -110,7 +110,7 @@ def _zero_table(args: argparse.Namespace) -> str:
     sizes = args.zero_table.split(",")
     odd = next((size for size in sizes if read_count(size) is None), None)
     if odd is not None:
-        raise ModelError(
+        raise UsageError(
             f"`--zero-table {args.zero_table}`: '{odd}' is no number of parameters",
             help="write 350M, 7.5B or 1T, several with commas between",
         )

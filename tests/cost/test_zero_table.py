@@ -80,5 +80,5 @@ def test_inspect_prints_it_without_a_model(capsys: pytest.CaptureFixture) -> Non
 def test_inspect_refuses_what_it_cannot_count(
     words: list[str], said: str, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["inspect", *words]) == 1
+    assert main(["inspect", *words]) == 2
     assert said in capsys.readouterr().err
